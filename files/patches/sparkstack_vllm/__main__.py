@@ -1,0 +1,48 @@
+"""`python -m sparkstack_vllm`: does the plugin work in this environment? The image build asks this.
+
+Prints one line; ends with 1 if vLLM would not find the plugin, does not suit it, or a self-check fails.
+Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points
+
+from sparkstack_vllm import __version__
+from sparkstack_vllm.features import FEATURES
+from sparkstack_vllm.plugin import PluginError, check_versions, module_of
+
+
+def check() -> str:
+    """Run all checks; return what was found in one line, raise `PluginError` on the first that fails."""
+    found = entry_points(group="vllm.general_plugins", name="sparkstack")
+    if len(found) != 1:
+        raise PluginError(
+            f"sparkstack plugin: found {len(found)} entry points vllm.general_plugins/sparkstack; wanted 1; "
+            "install the wheel into the environment that vLLM runs in, once"
+        )
+    for entry in found:
+        entry.load()()
+    import vllm
+
+    checked = []
+    for feature in FEATURES:
+        try:
+            check_versions(vllm.__version__, [feature])
+        except PluginError:
+            continue  # not for this vLLM: whoever switches it on will be told
+        try:
+            module_of(feature).self_check()
+        except Exception as error:
+            raise PluginError(f"sparkstack plugin: self-check of {feature.name} failed: {error}") from error
+        checked.append(feature.name)
+    names = ", ".join(checked) or "nothing"
+    return f"sparkstack plugin {__version__}: vLLM {vllm.__version__}, checked: {names}"
+
+
+if __name__ == "__main__":
+    try:
+        print(check())
+    except PluginError as failure:
+        sys.exit(str(failure))

@@ -1,0 +1,47 @@
+"""What the plugin can do. A feature is one module of this package and one line in `FEATURES`.
+
+A feature's module has two functions without arguments:
+
+- `apply()` changes vLLM in this process; called at most once, and only when the feature is switched on.
+- `self_check()` proves the feature's arithmetic with torch alone (no GPU, no vLLM); it raises
+  `AssertionError`. The image build runs it for every feature, so a broken one never gets into an image.
+
+The module is imported only then, so it may import torch at its top; vLLM it imports inside `apply()`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Range(NamedTuple):
+    """vLLM versions from `first` up to but not including `end`, as (major, minor)."""
+
+    first: tuple[int, int]
+    end: tuple[int, int]
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, tuple) and self.first <= version[:2] < self.end
+
+    def __str__(self) -> str:
+        return ">={}.{},<{}.{}".format(*self.first, *self.end)
+
+
+class Feature(NamedTuple):
+    name: str  # also the module's name
+    does: str
+    supported: Range
+    default: bool = False
+
+    @property
+    def switch(self) -> str:
+        """The environment variable that turns the feature on (1) or off (0)."""
+        return f"SPARKSTACK_{self.name.upper()}"
+
+
+# The one place that says which vLLM versions the plugin as a whole has been read against.
+SUPPORTED = Range((0, 19), (0, 34))
+
+FEATURES: tuple[Feature, ...] = (
+    Feature("int8_lm_head", "hold the LM head in INT8, one scale a row", supported=SUPPORTED),
+)

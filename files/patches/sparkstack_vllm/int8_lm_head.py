@@ -1,0 +1,131 @@
+"""The LM head in INT8: half the memory that BF16 takes, and half the bytes to read for each token.
+
+The matrix from hidden state to vocabulary is the largest single weight that a decode step reads. Each row
+(one token of the vocabulary) is scaled by its largest absolute value onto −127…127. A product of a BF16
+activation and an INT8 weight is exact in float32 and sums are kept in float32, so the only error is the
+rounding of the weight: at most half a step, `absmax / 254`, an element.
+
+This is the plain-torch form. It runs wherever torch runs, but turns the weight into float32 block by block
+as it goes, which costs a GPU more traffic than INT8 saves: it buys memory, not speed. A kernel that reads
+INT8 only is to replace `logits` here.
+
+The hook is the head's `quant_method`, which every vLLM version asks for logits, on each tensor-parallel rank
+for the rank's own rows. Gathering, trimming padded rows and top-token search stay vLLM's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+# Rows that are float32 at a time: 4096 rows of 3072 are 50 MB, whatever the vocabulary's size.
+BLOCK_ROWS = 4096
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight [rows, width] of any float type → INT8 [rows, width] and float32 scale [rows].
+
+    A row of zeros (padding of the vocabulary) gets scale 1 and stays zero.
+    """
+    rows = weight.shape[0]
+    quantised = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.empty(rows, dtype=torch.float32, device=weight.device)
+    for start in range(0, rows, BLOCK_ROWS):
+        block = weight[start : start + BLOCK_ROWS].float()
+        largest = block.abs().amax(dim=1)
+        step = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
+        quantised[start : start + BLOCK_ROWS] = (block / step[:, None]).round()
+        scale[start : start + BLOCK_ROWS] = step
+    return quantised, scale
+
+
+def logits(x: Tensor, quantised: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., width] → [..., rows] in x's type: x · (quantised · scale)ᵀ + bias, summed in float32."""
+    flat = x.reshape(-1, x.shape[-1]).float()
+    rows = quantised.shape[0]
+    out = torch.empty(flat.shape[0], rows, dtype=x.dtype, device=x.device)
+    for start in range(0, rows, BLOCK_ROWS):
+        end = min(start + BLOCK_ROWS, rows)
+        block = torch.mm(flat, quantised[start:end].float().t()) * scale[start:end]
+        if bias is not None:
+            block += bias[start:end].float()
+        out[:, start:end] = block
+    return out.reshape(*x.shape[:-1], rows)
+
+
+def _no_reload(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError("int8_lm_head: weights cannot be loaded a second time; restart the server")
+
+
+def convert(layer: Any, method: Any) -> None:
+    """Put INT8 in the place of a loaded head's weight, and `method` in the place of its quant_method.
+
+    `weight` keeps its name and shape: code that compares the heads of model and drafter goes on working, and
+    code that would multiply by it directly fails on the type instead of giving wrong logits. A weight that is
+    shared with the embedding is left alone there.
+    """
+    quantised, scale = quantise(layer.weight.data)
+    layer.weight = Parameter(quantised, requires_grad=False)
+    layer.weight_scale = Parameter(scale, requires_grad=False)
+    for parameter in (layer.weight, layer.weight_scale):
+        parameter.weight_loader = _no_reload  # type: ignore[attr-defined]
+    layer.quant_method = method
+
+
+def apply() -> None:
+    """Have every unquantised LM head converted as soon as its weights are loaded."""
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+
+    class Int8LMHeadMethod(QuantizeMethodBase):  # type: ignore[misc]
+        def create_weights(self, *_: Any, **__: Any) -> NoReturn:
+            raise RuntimeError("int8_lm_head: made from loaded weights only")
+
+        def process_weights_after_loading(self, layer: Any) -> None:
+            """Nothing left to do: a drafter that shares the model's head comes by a second time."""
+
+        def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+            return logits(x, layer.weight, layer.weight_scale, bias)
+
+    def hook(cls: Any) -> None:
+        usual = cls.process_weights_after_loading
+
+        def process_weights_after_loading(self: Any, layer: Any) -> None:
+            # For a head the usual step is left out: it only prepares (on a CPU: repacks a copy) what the
+            # usual `apply` would read.
+            if isinstance(layer, ParallelLMHead):
+                convert(layer, Int8LMHeadMethod())
+            else:
+                usual(self, layer)
+
+        cls.process_weights_after_loading = process_weights_after_loading
+
+    # Which of the two a head has depends on whether the model hands its quantisation config to the head.
+    for cls in (UnquantizedEmbeddingMethod, UnquantizedLinearMethod):
+        hook(cls)
+
+
+def self_check() -> None:
+    """Quantise a head with a padded row and compare its logits with those of the weight it stands for."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(BLOCK_ROWS + 3, 64, generator=generator).bfloat16()
+    weight[-1] = 0
+    x = torch.randn(2, 5, 64, generator=generator).bfloat16()
+    quantised, scale = quantise(weight)
+    restored = quantised.double() * scale.double()[:, None]
+
+    step = weight.double().abs().amax(dim=1, keepdim=True) / 127
+    worst = ((restored - weight.double()).abs() / step.clamp_min(1e-30)).max().item()
+    assert worst <= 0.5001, f"a weight is {worst:.4f} steps from its INT8 value; wanted at most half a step"
+    assert not quantised[-1].any(), "a row of zeros did not stay zero"
+
+    got = logits(x.float(), quantised, scale).double()
+    exact = x.double() @ restored.t()
+    error = ((got - exact).norm() / exact.norm()).item()
+    assert error < 1e-6, f"logits are off by {error:.1e} of their size; wanted less than 1e-6"
+    narrow = logits(x, quantised, scale)
+    assert narrow.dtype == x.dtype and narrow.shape == got.shape, "logits have the wrong type or shape"

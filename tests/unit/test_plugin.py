@@ -1,0 +1,227 @@
+"""The vLLM plugin's frame, against a stand-in for vLLM: what stops the server, what is logged."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+PATCHES = Path(__file__).parents[2] / "files" / "patches"
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Gives a function that puts a vLLM of some version in place and returns the plugin's frame, fresh."""
+    monkeypatch.syspath_prepend(PATCHES)
+
+    def start(version: str) -> Any:
+        fake = ModuleType("vllm")
+        fake.__version__ = version  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "vllm", fake)
+        import sparkstack_vllm.plugin as plugin
+
+        return plugin
+
+    def forget() -> None:
+        for name in [n for n in sys.modules if n.split(".")[0] == "sparkstack_vllm"]:
+            del sys.modules[name]
+
+    forget()
+    yield start
+    forget()
+
+
+def feature(plugin: Any, monkeypatch: pytest.MonkeyPatch, name: str = "thing", **more: Any) -> list[str]:
+    """Give the plugin one feature, whose module only notes its calls in the list that is returned."""
+    from sparkstack_vllm.features import SUPPORTED, Feature
+
+    calls: list[str] = []
+    module = SimpleNamespace(
+        apply=lambda: calls.append("apply"), self_check=lambda: calls.append("self_check")
+    )
+    monkeypatch.setitem(sys.modules, f"sparkstack_vllm.{name}", module)
+    entry = Feature(name, "does something", **{"supported": SUPPORTED, **more})
+    monkeypatch.setattr(plugin, "FEATURES", (entry,))
+    return calls
+
+
+def test_importing_the_package_imports_nothing_that_can_fail(vllm: Any) -> None:
+    vllm("0.32.0")
+    for name in [n for n in sys.modules if n.startswith("sparkstack_vllm")]:
+        del sys.modules[name]
+    import sparkstack_vllm
+
+    assert callable(sparkstack_vllm.register)
+    assert not [n for n in sys.modules if n.startswith("sparkstack_vllm.")]
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("0.19.1", (0, 19, 1)),
+        ("0.32.0+cpu", (0, 32, 0)),
+        ("0.20.2rc1.dev3+g12ab34c", (0, 20, 2)),
+        ("v0.33", (0, 33, 0)),
+    ],
+)
+def test_version(vllm: Any, text: str, parsed: tuple[int, int, int]) -> None:
+    assert vllm(text).parse_version(text) == parsed
+
+
+@pytest.mark.parametrize("version", ["0.18.9", "0.34.0", "0.34.0rc1", "1.0.0"])
+def test_a_vllm_outside_the_range_stops_the_server(vllm: Any, version: str) -> None:
+    plugin = vllm(version)
+    with pytest.raises(plugin.PluginError) as caught:
+        plugin.register("0.1.0")
+    assert str(caught.value) == (
+        f"sparkstack plugin: found vLLM {version}; wanted >=0.19,<0.34; "
+        "use a base image in that range, or start with VLLM_PLUGINS= to leave the plugin out"
+    )
+
+
+def test_a_vllm_without_a_release_number_stops_the_server(vllm: Any) -> None:
+    plugin = vllm("dev")
+    with pytest.raises(
+        plugin.PluginError, match=r"found vLLM version 'dev'; wanted >=0\.19,<0\.34; use a"
+    ):
+        plugin.register("0.1.0")
+
+
+@pytest.mark.parametrize("version", ["0.19.0", "0.32.0", "0.33.9"])
+def test_says_once_a_process_what_is_on(
+    vllm: Any, version: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = vllm(version)
+    calls = feature(plugin, monkeypatch)
+    monkeypatch.setenv("SPARKSTACK_THING", "1")
+    caplog.set_level(logging.INFO, "vllm.sparkstack")
+
+    plugin.register("0.1.0")
+    plugin.register("0.1.0")
+
+    assert calls == ["apply"]
+    assert [r.getMessage() for r in caplog.records] == [
+        f"sparkstack plugin 0.1.0: vLLM {version}, features: thing"
+    ]
+
+
+def test_features_are_off_unless_switched_on(
+    vllm: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = vllm("0.32.0")
+    caplog.set_level(logging.INFO, "vllm.sparkstack")
+    from sparkstack_vllm.features import FEATURES
+
+    for known in FEATURES:
+        monkeypatch.delenv(known.switch, raising=False)
+    plugin.register("0.1.0")
+    assert caplog.records[0].getMessage().endswith("features: none")
+
+
+def test_a_default_can_be_switched_off(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = vllm("0.32.0")
+    calls = feature(plugin, monkeypatch, default=True)
+    monkeypatch.setenv("SPARKSTACK_THING", "0")
+    plugin.register("0.1.0")
+    assert calls == []
+
+
+def test_a_switch_takes_0_or_1(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = vllm("0.32.0")
+    calls = feature(plugin, monkeypatch)
+    monkeypatch.setenv("SPARKSTACK_THING", "yes")
+    with pytest.raises(plugin.PluginError, match=r"found SPARKSTACK_THING='yes'; wanted 0 or 1"):
+        plugin.register("0.1.0")
+    assert calls == []
+
+
+def test_a_feature_that_is_on_but_not_for_this_vllm_stops_the_server(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = vllm("0.32.0")
+    from sparkstack_vllm.features import Range
+
+    calls = feature(plugin, monkeypatch, supported=Range((0, 19), (0, 24)))
+    monkeypatch.setenv("SPARKSTACK_THING", "1")
+    with pytest.raises(plugin.PluginError) as caught:
+        plugin.register("0.1.0")
+    assert str(caught.value) == (
+        "sparkstack plugin: found vLLM 0.32.0; thing wants >=0.19,<0.24; set SPARKSTACK_THING=0"
+    )
+    assert calls == []
+
+
+def test_a_failing_feature_stops_the_server(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = vllm("0.32.0")
+    feature(plugin, monkeypatch)
+
+    def broken() -> None:
+        raise ImportError("no such class in this vLLM")
+
+    monkeypatch.setattr(sys.modules["sparkstack_vllm.thing"], "apply", broken)
+    monkeypatch.setenv("SPARKSTACK_THING", "1")
+    with pytest.raises(ImportError):
+        plugin.register("0.1.0")
+
+
+def test_an_unknown_switch_is_named(
+    vllm: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = vllm("0.32.0")
+    feature(plugin, monkeypatch)
+    monkeypatch.setenv("SPARKSTACK_THNIG", "1")
+    plugin.register("0.1.0")
+    assert "SPARKSTACK_THNIG names no feature; known: SPARKSTACK_THING" in caplog.text
+
+
+def test_every_feature_in_the_list_is_a_module(vllm: Any) -> None:
+    vllm("0.32.0")
+    from sparkstack_vllm.features import FEATURES
+
+    for known in FEATURES:
+        source = (PATCHES / "sparkstack_vllm" / f"{known.name}.py").read_text()
+        assert "\ndef apply() -> None:" in source
+        assert "\ndef self_check() -> None:" in source
+
+
+class TestCheckCommand:
+    """`python -m sparkstack_vllm`, which decides whether an image build succeeds."""
+
+    @pytest.fixture
+    def main(self, vllm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+        vllm("0.32.0")
+        import sparkstack_vllm
+        import sparkstack_vllm.__main__ as main
+
+        found = SimpleNamespace(load=lambda: sparkstack_vllm.register)
+        monkeypatch.setattr(main, "entry_points", lambda **_: [found])
+        return main
+
+    def test_runs_self_checks_of_features_that_are_off(
+        self, main: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = feature(main, monkeypatch)
+        assert main.check() == "sparkstack plugin 0.1.0: vLLM 0.32.0, checked: thing"
+        assert calls == ["self_check"]
+
+    def test_fails_where_vllm_would_not_find_the_plugin(
+        self, main: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(main, "entry_points", lambda **_: [])
+        with pytest.raises(main.PluginError, match=r"found 0 entry points .*; wanted 1; install the wheel"):
+            main.check()
+
+    def test_fails_with_a_self_check(self, main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        feature(main, monkeypatch)
+
+        def wrong() -> None:
+            raise AssertionError("logits are off by 1.0e-02")
+
+        monkeypatch.setattr(sys.modules["sparkstack_vllm.thing"], "self_check", wrong)
+        with pytest.raises(main.PluginError, match=r"self-check of thing failed: logits are off by 1\.0e-02"):
+            main.check()

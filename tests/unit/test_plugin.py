@@ -86,9 +86,7 @@ def test_a_vllm_outside_the_range_stops_the_server(vllm: Any, version: str) -> N
 
 def test_a_vllm_without_a_release_number_stops_the_server(vllm: Any) -> None:
     plugin = vllm("dev")
-    with pytest.raises(
-        plugin.PluginError, match=r"found vLLM version 'dev'; wanted >=0\.19,<0\.34; use a"
-    ):
+    with pytest.raises(plugin.PluginError, match=r"found vLLM version 'dev'; wanted >=0\.19,<0\.34; use a"):
         plugin.register("0.1.0")
 
 

@@ -1,0 +1,194 @@
+"""From a recipe and a place in the cluster to the command that a rank runs, and the files that hold it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sparkstack.errors import Problem, SparkstackError
+from sparkstack.recipe import Recipe
+from sparkstack.recipe_fields import DERIVED_OPTIONS, argument_name
+
+Accelerator = Literal["gpu", "cpu"]
+
+CONTAINER = "sparkstack-serve"
+MASTER_PORT = 25000
+"""Where the ranks meet on the head's address."""
+FABRIC_ENV = "/etc/sparkstack/fabric.env"
+SERVE_ENV = "/etc/sparkstack/current/serve.env"
+"""By way of `current`: the release's own folder is named by a hash over this very command line."""
+ENV_LINE_LIMIT = 65536
+"""Docker reads an env file with a line buffer of this many bytes."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One host's part. `head_address` is the head's on the fabric, 127.0.0.1 for a single Spark;
+    `env` is what this rank's interfaces ask for (sparkstack.nccl)."""
+
+    rank: int
+    world: int
+    head_address: str
+    host_address: str
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def serve_argv(
+    recipe: Recipe,
+    rank: Rank,
+    *,
+    model_path: str = "/model",
+    bind: str,
+    port: int,
+    accelerator: Accelerator = "gpu",
+) -> list[str]:
+    """`vllm serve …` for one rank: what follows from the cluster first, then the recipe's options in order.
+
+    `bind` and `port` are where the head answers; other ranks answer nowhere.
+    Errors: SparkstackError naming options that are worked out elsewhere, and parallel sizes that are not
+    the number of hosts.
+    """
+    options = recipe.serve.options
+    problems = [
+        Problem(f"recipe {recipe.name}", f"serve.options.{name}", f"it only from {home}", "remove the option")
+        for name, home in DERIVED_OPTIONS.items()
+        if name in options
+    ]
+    derived: dict[str, Any] = {"served_model_name": recipe.served_name}
+    if rank.rank == 0:
+        derived |= {"host": bind, "port": port}
+    if options.get("tensor_parallel_size") is None:
+        derived["tensor_parallel_size"] = _tensor_parallel(recipe, rank.world, problems)
+    elif accelerator == "gpu":
+        _check_parallel(recipe, rank.world, problems)
+    if rank.world > 1:
+        derived |= {
+            "nnodes": rank.world,
+            "node_rank": rank.rank,
+            "master_addr": rank.head_address,
+            "master_port": MASTER_PORT,
+        }
+        if rank.rank > 0:
+            derived["headless"] = True
+        # With GPUs vLLM picks mp by itself; its CPU platform does not.
+        if accelerator == "cpu" and options.get("distributed_executor_backend") is None:
+            derived["distributed_executor_backend"] = "mp"
+    if problems:
+        raise SparkstackError(problems)
+    words = ["vllm", "serve", model_path]
+    for name, value in (derived | {k: v for k, v in options.items() if v is not None}).items():
+        words += _words(name, value)
+    return words
+
+
+def _sizes(recipe: Recipe) -> tuple[int, int]:
+    """Tensor parallel size (1 when not said), and the product of the other parallel sizes."""
+
+    def size(name: str) -> int:
+        value = recipe.serve.options.get(name)
+        return value if isinstance(value, int) and value > 0 else 1
+
+    return size("tensor_parallel_size"), size("pipeline_parallel_size") * size("data_parallel_size")
+
+
+def _tensor_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> int:
+    _, others = _sizes(recipe)
+    if world % others:
+        found = f"pipeline × data parallel size {others} on {world} hosts"
+        problems.append(
+            Problem(f"recipe {recipe.name}", found, f"a divisor of {world}", "correct serve.options")
+        )
+    return max(world // others, 1)
+
+
+def _check_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> None:
+    tensor, others = _sizes(recipe)
+    if tensor * others != world:
+        found = f"serve.options for {tensor * others} GPUs (tensor × pipeline × data parallel size)"
+        wanted = f"{world}, one a host"
+        problems.append(Problem(f"recipe {recipe.name}", found, wanted, "remove tensor_parallel_size"))
+
+
+def _words(name: str, value: Any) -> list[str]:
+    flag = argument_name(name)
+    if value is True:
+        return [flag]
+    if value is False:
+        return ["--no-" + flag.removeprefix("--")]
+    if isinstance(value, list):
+        return [flag, *map(_text, value)]
+    text = _text(value)
+    # The parser would take a value that starts with a dash for the next option.
+    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return str(value)
+
+
+def docker_argv(
+    serve: Sequence[str],
+    *,
+    image: str,
+    checkpoint_dir: str,
+    accelerator: Accelerator,
+    env_files: Sequence[str] = (FABRIC_ENV, SERVE_ENV),
+    shm_size: str | None = None,
+    extra: Sequence[str] = (),
+    model_path: str = "/model",
+    name: str = CONTAINER,
+) -> list[str]:
+    """`docker run …` around the command `serve` (its first word becomes the entry point).
+
+    Of a variable in several `env_files` the last one counts. `extra` are a recipe's own `docker run`
+    arguments; they come last so that they win. vLLM is the container's main process, without an init
+    before it: the unit must see it end.
+    """
+    words = ["docker", "run", "--rm", "--name", name, "--network", "host", "--ipc", "host"]
+    words += ["--ulimit", "memlock=-1"]
+    if shm_size is not None:
+        words += ["--shm-size", shm_size]
+    # Unlike --volume, --mount refuses a folder that is not there instead of creating an empty one.
+    words += ["--mount", f"type=bind,src={checkpoint_dir},dst={model_path},readonly"]
+    for path in env_files:
+        words += ["--env-file", path]
+    if accelerator == "gpu":
+        words += ["--gpus", "all", "--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
+    else:
+        words += ["--cap-add", "SYS_NICE"]  # set_mempolicy, which the CPU build calls
+    return [*words, "--entrypoint", serve[0], *extra, image, *serve[1:]]
+
+
+def run_script(argv: Sequence[str]) -> str:
+    """A shell script that becomes `argv`: one quoted word a line, so that two releases can be compared."""
+    if not argv or any("\0" in word for word in argv):
+        raise ValueError("a command has words, and none of them holds a NUL")
+    return "#!/bin/sh\nexec " + " \\\n  ".join(shlex.quote(word) for word in argv) + "\n"
+
+
+def env_file(env: Mapping[str, str]) -> str:
+    """`env` as a file for `docker run --env-file`, sorted by name.
+
+    Docker takes each value as it stands, quotes included, and knows no escapes: a line break cannot be
+    written. Errors: SparkstackError with every name and value that the format cannot hold.
+    """
+    problems = []
+    for name, value in env.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            problems.append(
+                Problem("env", f"name {name!r}", "letters, digits and '_'", "rename the variable")
+            )
+        if any(mark in value for mark in "\n\r\0"):
+            problems.append(Problem(f"env {name}", "a line break", "one line", "pass longer text by a file"))
+        if len(f"{name}={value}".encode()) >= ENV_LINE_LIMIT:
+            wanted = f"less than {ENV_LINE_LIMIT} bytes"
+            problems.append(Problem(f"env {name}", "a longer value", wanted, "pass longer text by a file"))
+    if problems:
+        raise SparkstackError(problems)
+    return "".join(f"{name}={env[name]}\n" for name in sorted(env))

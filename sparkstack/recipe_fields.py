@@ -1,0 +1,141 @@
+"""The kinds of value that a recipe holds, each with what it refuses and why."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from sparkstack.schema import Strict, refusal
+from sparkstack.units import parse_size
+
+DERIVED_OPTIONS = {
+    "model": "the checkpoint",
+    "served_model_name": "served_model_name beside model",
+    "host": "the inventory",
+    "port": "serve.port",
+    "nnodes": "the inventory",
+    "node_rank": "the inventory",
+    "master_addr": "the inventory",
+    "master_port": "the inventory",
+    "headless": "the inventory",
+}
+"""Options that a recipe must not hold, and what each is worked out from: every value has one home."""
+
+
+def _matching(pattern: str, wanted: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise refusal(wanted)
+        return text
+
+    return AfterValidator(check)
+
+
+def _revision(value: Any) -> Any:
+    # Forty decimal digits without quotes are a number to YAML, and its leading zeros are gone.
+    if not isinstance(value, str):
+        raise refusal("40 hex digits as text", "put the revision in quotes")
+    if not re.fullmatch(r"[0-9a-f]{40}", value):
+        raise refusal("40 hex digits (a commit)", "pin the commit; branches and tags move")
+    return value
+
+
+def _plain_text(value: Any) -> Any:
+    # YAML reads 2.10 as 2.1 and `on` as true: what a program gets as text must be written as text.
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str):
+        if "\n" in value or "\r" in value or "\0" in value:
+            raise refusal("one line of text", "pass longer text by a file")
+        return value
+    raise refusal("text", "put it in quotes")
+
+
+def _scalar(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
+
+
+def _json_like(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _json_like(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(_json_like(item) for item in value)
+    return value is None or isinstance(value, bool) or _scalar(value)
+
+
+def _option(value: Any) -> Any:
+    if isinstance(value, list):
+        if any(isinstance(item, str) and item.startswith("-") for item in value):
+            # One of several values cannot be tied to its option by "=", and would be read as an option.
+            raise refusal("a list without texts that start with '-'")
+        if value and all(_scalar(item) or (isinstance(item, dict) and _json_like(item)) for item in value):
+            return value
+        raise refusal("a list of one or more texts, numbers or JSON objects", "leave the option out for none")
+    if value is None or isinstance(value, bool) or _scalar(value):
+        return value
+    if isinstance(value, dict) and _json_like(value):
+        return value
+    raise refusal("text, a number, true, false, null, a list or a JSON object", "put it in quotes")
+
+
+def _shard_bytes(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            value = parse_size(value)
+        except ValueError:
+            raise refusal("bytes, or a size such as 4GB or 4GiB") from None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise refusal("bytes, or a size such as 4GB or 4GiB")
+    return value
+
+
+def argument_name(option: str) -> str:
+    """`max_model_len` as the command line has it: `--max-model-len`."""
+    return "--" + option.replace("_", "-")
+
+
+Slug = Annotated[str, _matching(r"[a-z0-9][a-z0-9._-]*", "small letters, digits, '.', '_' and '-'")]
+HubId = Annotated[str, _matching(r"[\w.-]+/[\w.-]+", "a hub id, ORGANISATION/NAME")]
+Revision = Annotated[str, BeforeValidator(_revision)]
+EnvName = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name (letters, digits, '_')")]
+PlainText = Annotated[str, BeforeValidator(_plain_text)]
+OptionName = Annotated[
+    str, _matching(r"[a-z][a-z0-9_]*", "an option in snake case, as max_model_len for --max-model-len")
+]
+Option = Annotated[Any, BeforeValidator(_option)]
+DockerSize = Annotated[str, _matching(r"[1-9][0-9]*[bkmg]?", "a size for Docker such as 2g")]
+
+
+class RegisterMtp(Strict):
+    """Name the MTP tensors that are in the files and not in the index."""
+
+    name: Literal["register_mtp"] = "register_mtp"
+
+
+class Reshard(Strict):
+    """Write the weights anew in files of at most `max_shard_bytes` bytes."""
+
+    name: Literal["reshard"] = "reshard"
+    max_shard_bytes: Annotated[int, BeforeValidator(_shard_bytes)]
+
+
+def _named(value: Any) -> Any:
+    """`{reshard: {…}}`, as a recipe has it, to `{name: reshard, …}`, as a plan has it."""
+    if isinstance(value, Strict):
+        return value
+    if not isinstance(value, dict) or len(value) != 1:
+        raise refusal("one transform with its arguments, as `reshard: {max_shard_bytes: 4GB}`")
+    [(name, arguments)] = value.items()
+    if not isinstance(arguments, dict):
+        raise refusal(f"the arguments of {name} as keys, `{name}: {{}}` when there are none")
+    if "name" in arguments:
+        raise refusal("no key 'name' among the arguments")
+    return {**arguments, "name": name}
+
+
+Transform = Annotated[RegisterMtp | Reshard, Field(discriminator="name"), BeforeValidator(_named)]

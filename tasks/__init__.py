@@ -1,1 +1,1 @@
-"""placeholder"""
+"""One module a concern; each asks for facts, calls the core (`sparkstack`), yields operations."""

@@ -1,0 +1,87 @@
+"""The checkpoint: downloaded, verified and transformed on the head, sent to the other hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyinfra import host
+from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
+
+from tasks import share
+from tasks.facts import Json
+from tasks.files import ManagedFile
+from tasks.operations import managed_files
+from tasks.remote import job
+from tasks.site import Site
+
+
+@operation()
+def staged(site: Site) -> Iterator[StringCommand | FunctionCommand]:
+    """Download at the pinned revision and transform on the head, as a job that a later run can join.
+
+    No-op when the checkpoint's folder has its manifest, which is written last.
+    """
+    manifest = host.get_fact(Json, path=f"{site.checkpoint_dir}/manifest.json")
+    if manifest and manifest.get("id") == site.checkpoint_id:
+        host.noop(f"checkpoint {site.checkpoint_id} is staged")
+        return
+    source = site.recipe.checkpoint.source
+    yield from job(
+        {
+            "job": f"sparkstack-checkpoint-{site.checkpoint_id}",
+            "kind": "checkpoint",
+            "jobs_dir": site.jobs_dir,
+            "id": site.checkpoint_id,
+            "source": {
+                "repo": source.repo,
+                "revision": source.revision,
+                "endpoint": site.data.hub_endpoint,
+                "token_file": site.hub_token_path,
+                "allow": source.allow,
+            },
+            "transforms": site.transforms,
+            "downloads_dir": f"{site.data.state_dir}/downloads",
+            "checkpoints_dir": site.checkpoints_dir,
+        }
+    )
+
+
+@operation()
+def received(site: Site) -> Iterator[StringCommand | FunctionCommand]:
+    """Receive the head's checkpoint over the fabric, each file checked against the manifest.
+
+    No-op when this host's manifest equals the head's.
+    """
+    path = f"{site.checkpoint_dir}/manifest.json"
+    wanted = site.head.get_fact(Json, path=path)
+    if wanted and host.get_fact(Json, path=path) == wanted:
+        host.noop(f"checkpoint {site.checkpoint_id} is the head's")
+        return
+    yield from share.fetch(
+        site,
+        {
+            "job": f"sparkstack-fetch-checkpoint-{site.checkpoint_id}",
+            "kind": "fetch-checkpoint",
+            "jobs_dir": site.jobs_dir,
+            "id": site.checkpoint_id,
+            "checkpoints_dir": site.checkpoints_dir,
+            "streams": 4,
+        },
+    )
+
+
+@deploy("checkpoint")
+def deploy_checkpoint(site: Site) -> None:
+    """After this every host has the same manifest."""
+    if site.is_head:
+        if site.hub_token_path:
+            token = Path(site.data.hub_token_file).expanduser()
+            managed_files(
+                name="hub token", files=[ManagedFile.local(site.hub_token_path, token, "600")]
+            )
+        staged(name="checkpoint is staged on the head", site=site)
+    else:
+        received(name="checkpoint is the head's", site=site)
+    if site.is_head:
+        share.closed(name="share is closed", site=site)

@@ -1,0 +1,196 @@
+"""Facts that pyinfra does not have: what the core needs to know of a host, each in one command.
+
+A fact never fails a host: what is not there is None, and "could not be asked" is told apart from "absent".
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from pyinfra.api import FactBase
+
+
+class FileStates(FactBase[dict[str, dict[str, str]]]):
+    """Returns `{path: {"sha256", "mode", "owner"}}` of the regular files among `paths`."""
+
+    default = dict
+
+    def command(self, paths: list[str]) -> str:
+        names = " ".join(shlex.quote(path) for path in paths)
+        return (
+            f"for f in {names}; do if [ -f \"$f\" ]; then "
+            "s=$(sha256sum < \"$f\"); echo \"${s%% *} $(stat -c '%a %U:%G' \"$f\") $f\"; fi; done"
+        )
+
+    def process(self, output: list[str]) -> dict[str, dict[str, str]]:
+        states = {}
+        for line in output:
+            sha256, mode, owner, path = line.split(" ", 3)
+            states[path] = {"sha256": sha256, "mode": mode.zfill(3), "owner": owner}
+        return states
+
+
+class Text(FactBase[str | None]):
+    """Returns a file's text with its line ends, or None where there is none."""
+
+    def command(self, path: str) -> str:
+        # The closing dot keeps trailing newlines, which line-wise output would lose.
+        quoted = shlex.quote(path)
+        return f"if [ -f {quoted} ]; then cat {quoted}; echo .; fi"
+
+    def process(self, output: list[str]) -> str | None:
+        return "\n".join(output)[:-1] if output else None
+
+
+class Json(FactBase[Any]):
+    """Returns what a JSON file of ours holds, or None where it is absent or broken."""
+
+    def command(self, path: str) -> str:
+        return f"cat {shlex.quote(path)} 2>/dev/null || true"
+
+    def process(self, output: list[str]) -> Any:
+        try:
+            return json.loads("\n".join(output))
+        except ValueError:
+            return None
+
+
+class UnitState(FactBase[str]):
+    """Returns a unit's ActiveState: active, activating, inactive, failed, …"""
+
+    def command(self, unit: str) -> str:
+        return f"systemctl show -p ActiveState --value {shlex.quote(unit)}"
+
+    def process(self, output: list[str]) -> str:
+        return output[0].strip() if output else "inactive"
+
+
+class ImageId(FactBase[str | None]):
+    """Returns the id of a Docker image, None where it is absent, "" where the daemon does not answer."""
+
+    def command(self, tag: str) -> str:
+        return (
+            f"docker image inspect --format '{{{{.Id}}}}' {shlex.quote(tag)} 2>/dev/null"
+            " || { docker version >/dev/null 2>&1 && echo absent || echo silent; }"
+        )
+
+    def process(self, output: list[str]) -> str | None:
+        word = output[-1].strip() if output else "silent"
+        return {"absent": None, "silent": ""}.get(word, word)
+
+
+class Addresses(FactBase[dict[str, list[str]]]):
+    """Returns `{interface: ["192.168.100.10/24", …]}` (IPv4; every interface is named)."""
+
+    default = dict
+
+    def command(self) -> str:
+        return "ip -j -4 addr show; ip -j link show"
+
+    def process(self, output: list[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for document in output:
+            for link in json.loads(document):
+                addresses = found.setdefault(link.get("ifname", ""), [])
+                addresses += [
+                    f"{a['local']}/{a['prefixlen']}" for a in link.get("addr_info", []) if "local" in a
+                ]
+        found.pop("", None)
+        return found
+
+
+class Routes(FactBase[list[str]]):
+    """Returns the lines of `ip -4 route`."""
+
+    default = list
+
+    def command(self) -> str:
+        return "ip -4 route show table main"
+
+    def process(self, output: list[str]) -> list[str]:
+        return [line.strip() for line in output if line.strip()]
+
+
+class ServeState(FactBase[dict[str, str]]):
+    """Returns `{"release", "unit", "container", "fabric"}`: the current release's id, the unit's state, the
+    running container's id ("" where there is none), and "same" where the rank was started with the
+    fabric.env that is there now."""
+
+    default = dict
+
+    def command(self, config_dir: str) -> str:
+        return (
+            f"echo \"release=$(basename \"$(readlink {shlex.quote(config_dir)}/current)\" 2>/dev/null)\"; "
+            "echo \"unit=$(systemctl show -p ActiveState --value sparkstack-serve.service)\"; "
+            "echo \"container=$(docker ps -q --no-trunc --filter name=^sparkstack-serve$ 2>/dev/null)\"; "
+            f"cd {shlex.quote(config_dir)} && cmp -s fabric.env current/fabric.env && echo fabric=same; true"
+        )
+
+    def process(self, output: list[str]) -> dict[str, str]:
+        return dict(line.split("=", 1) for line in output if "=" in line)
+
+
+class Survey(FactBase[dict[str, Any]]):
+    """Returns what preflight judges: system, memory, disk, port owner, driver, kernel, clock.
+
+    `paths`: folders whose file system must have room (bytes free on the nearest existing parent).
+    `port`: a TCP port; its owner is "free", "sparkstack" or the listening process.
+    """
+
+    default = dict
+
+    def command(self, paths: list[str], port: int) -> str:
+        folders = " ".join(shlex.quote(path) for path in paths)
+        return "\n".join(
+            [
+                ". /etc/os-release",
+                'echo "system=$ID:$VERSION_ID"',
+                'echo "arch=$(uname -m)"',
+                'echo "kernel=$(uname -r)"',
+                'echo "clock=$(date +%s.%N)"',
+                'echo "user=$(id -un)"',
+                "echo \"python=$(python3 -c 'import platform; print(platform.python_version())' 2>/dev/null)\"",
+                "awk '/^MemAvailable/ {print \"memory_available=\" $2*1024} "
+                "/^MemTotal/ {print \"memory_total=\" $2*1024}' /proc/meminfo",
+                f"for d in {folders}; do p=$d; while [ ! -e \"$p\" ]; do p=$(dirname \"$p\"); done;"
+                ' echo "disk:$d=$(df -PB1 "$p" | awk \'NR==2 {print $4}\')"; done',
+                f"l=$(ss -Hltnp 'sport = :{int(port)}' 2>/dev/null | head -1)",
+                'if [ -z "$l" ]; then echo port=free; '
+                "elif docker ps -q --filter name=^sparkstack-serve$ 2>/dev/null | grep -q .; "
+                'then echo port=sparkstack; '
+                "else echo \"port=$(echo \"$l\" | sed -n 's/.*users:((\"\\([^\"]*\\)\".*/\\1/p' | grep . "
+                '|| echo another process)"; fi',
+                "if command -v nvidia-smi >/dev/null; then echo \"gpu=$(nvidia-smi "
+                '--query-gpu=name,compute_cap,driver_version --format=csv,noheader 2>/dev/null | head -1)"; fi',
+                'command -v docker >/dev/null && echo "docker=$(docker version '
+                "--format '{{.Server.Version}}' 2>/dev/null)\"",
+                "true",
+            ]
+        )
+
+    def process(self, output: list[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {"disk": {}}
+        for line in output:
+            key, _, value = line.partition("=")
+            if key.startswith("disk:"):
+                found["disk"][key[5:]] = int(value or 0)
+            else:
+                found[key] = value
+        return found
+
+
+class Hcas(FactBase[list[str]]):
+    """Returns the RDMA devices with an active port, by the host's own names (rocep1s0f0, …)."""
+
+    default = list
+
+    def command(self) -> str:
+        return (
+            "for d in /sys/class/infiniband/*; do [ -e \"$d\" ] || continue; "
+            "grep -q ACTIVE \"$d\"/ports/*/state && basename \"$d\"; done; true"
+        )
+
+    def process(self, output: list[str]) -> list[str]:
+        return sorted(line.strip() for line in output if line.strip())

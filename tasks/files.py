@@ -1,0 +1,58 @@
+"""A file of ours on a host: its content, mode and owner, and the command that puts it in place."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from pyinfra.api import StringCommand
+
+
+@dataclass(frozen=True)
+class ManagedFile:
+    """A file that is ours as a whole. `mode` is octal text ("644"), `owner` is "user:group"."""
+
+    path: str
+    content: bytes
+    mode: str = "644"
+    owner: str = "root:root"
+
+    @classmethod
+    def text(cls, path: str, content: str, mode: str = "644") -> ManagedFile:
+        return cls(path, content.encode(), mode)
+
+    @classmethod
+    def local(cls, path: str, source: Path, mode: str = "644") -> ManagedFile:
+        return cls(path, source.read_bytes(), mode)
+
+    def wanted(self) -> dict[str, str]:
+        digest = hashlib.sha256(self.content).hexdigest()
+        return {"sha256": digest, "mode": self.mode, "owner": self.owner}
+
+    def write(self) -> StringCommand:
+        """The command that puts the file in place atomically; its content travels on standard input."""
+        path, new = shlex.quote(self.path), shlex.quote(self.path + ".sparkstack-new")
+        folder = shlex.quote(str(Path(self.path).parent))
+        return StringCommand(
+            f"umask 077; ( umask 022; mkdir -p {folder} ) && base64 -d > {new} && chmod {self.mode} {new}"
+            f" && chown {self.owner} {new} && sync {new} && mv -fT {new} {path}",
+            _stdin=base64.encodebytes(self.content).decode() or "\n",
+        )
+
+
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent.parent / "templates"),
+    undefined=jinja2.StrictUndefined,
+    keep_trailing_newline=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def render(template: str, **values: object) -> str:
+    """A file of templates/ with its values; a name the template uses and nobody gave is an error."""
+    return TEMPLATES.get_template(template).render(values)

@@ -1,0 +1,83 @@
+"""The image: built on the head under a tag that is the hash of all its inputs, sent to the other hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyinfra import host
+from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
+
+from tasks import share
+from tasks.facts import ImageId
+from tasks.files import ManagedFile
+from tasks.remote import fail, job
+from tasks.site import Site
+
+
+@operation()
+def built(site: Site) -> Iterator[StringCommand | FunctionCommand]:
+    """Pull the base by digest and build the image on the head, as a job that a later run can join.
+
+    No-op when the tag exists (the tag is the hash of base, plugin, Dockerfile and arguments).
+    """
+    found = host.get_fact(ImageId, tag=site.image_tag)
+    if found == "":
+        yield fail(f"{host.name}: image: found a Docker daemon that does not answer; see `systemctl status docker`")
+        return
+    if found:
+        host.noop(f"{site.image_tag} is built")
+        return
+    context = f"{site.data.state_dir}/build/{site.image_id}"
+    wheel, _ = site.plugin_wheel
+    yield ManagedFile.text(f"{context}/Dockerfile", site.dockerfile).write()
+    yield ManagedFile.local(f"{context}/{wheel.name}", wheel).write()
+    yield from job(
+        {
+            "job": f"sparkstack-image-{site.image_id}",
+            "kind": "image",
+            "jobs_dir": site.jobs_dir,
+            "tag": site.image_tag,
+            "base": site.image_base,
+            "context": context,
+            "build_args": site.recipe.image.build_args,
+        }
+    )
+
+
+@operation()
+def received(site: Site) -> Iterator[StringCommand | FunctionCommand]:
+    """Receive the head's image over the fabric. No-op when this host has the same image id."""
+    wanted = site.head.get_fact(ImageId, tag=site.image_tag)
+    found = host.get_fact(ImageId, tag=site.image_tag)
+    if wanted and found == wanted:
+        host.noop(f"{site.image_tag} is the head's")
+        return
+    yield from share.fetch(
+        site,
+        {
+            "job": f"sparkstack-fetch-image-{site.image_id}",
+            "kind": "fetch-image",
+            "jobs_dir": site.jobs_dir,
+            "tag": site.image_tag,
+            "image_id": wanted or "",
+        },
+    )
+
+
+@operation()
+def same_everywhere(site: Site) -> Iterator[FunctionCommand]:
+    """Compare this host's image id with the head's. Never changes anything; a difference fails the host."""
+    wanted = site.head.get_fact(ImageId, tag=site.image_tag)
+    found = host.get_fact(ImageId, tag=site.image_tag)
+    if found != wanted:
+        yield fail(f"{host.name}: image {site.image_tag}: found {found or 'none'}; wanted {wanted} as on "
+                   f"{site.head.name}; remove it with `docker rmi` and run again")
+
+
+@deploy("image")
+def deploy_image(site: Site) -> None:
+    """After this every host has the same image id."""
+    if site.is_head:
+        built(name="image is built on the head", site=site)
+    else:
+        received(name="image is the head's", site=site)

@@ -1,0 +1,160 @@
+"""Commands on hosts from inside an operation: plain calls, failures in one line, jobs that are followed.
+
+Long work belongs to the host: a job is a named transient systemd unit that outlives the controller. Here it
+is started, or joined where it is under way, and its progress file is shown until its result is there.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pyinfra import host as current_host
+from pyinfra import logger
+from pyinfra.api import FunctionCommand, StringCommand
+
+from sparkstack.progress import Progress
+from tasks import report
+from tasks.files import ManagedFile
+
+POLL_SECONDS = 1.0
+
+# One display for the run; several hosts report into it at the same time.
+progress = Progress()
+
+
+def shell(host: Any, command: str, stdin: str | None = None) -> tuple[bool, str]:
+    """Run a command on any host with the site's privileges; returns (status 0?, standard output)."""
+    arguments: dict[str, Any] = {"_sudo": bool(host.data.get("_sudo"))}
+    if stdin is not None:
+        arguments["_stdin"] = stdin
+    ok, output = host.run_shell_command(StringCommand(command), **arguments)
+    return ok, output.stdout if ok else "\n".join([output.stdout, output.stderr]).strip()
+
+
+def report_failure(host: Any, line: str) -> bool:
+    """Show a failure's line; the value is what a FunctionCommand returns to fail its host."""
+    host.log_styled(line, fg="red", log_func=logger.error)
+    report.note_failure(host.name, line)
+    return False
+
+
+def fail(line: str) -> FunctionCommand:
+    """A command that fails its host with this line and no traceback."""
+
+    def say(state: Any, host: Any) -> bool:
+        return report_failure(host, line)
+
+    return FunctionCommand(say, (), {})
+
+
+def job(plan: dict[str, Any]) -> Iterator[StringCommand | FunctionCommand]:
+    """Commands that hand a plan (docs/interfaces.md) to the host, start or join its job, and follow it."""
+    path = f"{current_host.data.state_dir}/plans/{plan['job']}.json"
+    yield ManagedFile.text(path, json.dumps(plan, indent=1, sort_keys=True) + "\n", "600").write()
+    yield FunctionCommand(start_and_follow, (plan, path), {})
+
+
+def start_and_follow(state: Any, host: Any, plan: dict[str, Any], path: str) -> bool:
+    """Start the job's unit unless it is active, then follow it to its end. False (one line) on failure."""
+    name = plan["job"]
+    folder = f"{plan['jobs_dir']}/{name}"
+    python = f"{host.data.install_dir}/env/bin/python"
+    ok, said = shell(
+        host,
+        f"systemctl is-active --quiet {name} || {{ rm -f {folder}/result.json;"
+        f" systemctl reset-failed {name} 2>/dev/null;"
+        f" systemd-run --quiet --collect --unit={name} --property=OOMPolicy=continue"
+        f" {python} -m onhost job {shlex.quote(path)}; }}",
+    )
+    if not ok:
+        return report_failure(host, f"{name}: could not be started; found: {said}")
+    look = (
+        f"tail -n 1 {folder}/progress.jsonl 2>/dev/null; echo; systemctl show -p ActiveState --value {name};"
+        f" cat {folder}/result.json 2>/dev/null; true"
+    )
+    label = f"{host.name} {plan['kind']}"
+    silent_polls = 0
+    while True:
+        ok, text = shell(host, look)
+        if not ok:
+            return report_failure(host, f"{name}: the host stopped answering; run again to join the job")
+        lines = [line for line in text.splitlines() if line.strip()]
+        states = [i for i, line in enumerate(lines) if not line.startswith("{")]
+        active = bool(states) and lines[states[0]] in ("active", "activating", "deactivating")
+        if states and states[0] > 0:
+            _show(label, lines[0])
+        if active:
+            time.sleep(POLL_SECONDS)
+            continue
+        results = lines[states[0] + 1 :] if states else []
+        if results:
+            return _finish(host, name, label, json.loads("\n".join(results)))
+        silent_polls += 1
+        if silent_polls == 3:  # the unit is gone and left no result: killed, or never began
+            _, journal = shell(host, f"journalctl -u {name} -n 3 -o cat --no-pager 2>/dev/null")
+            tail = " / ".join(journal.split("\n")[-3:])
+            return report_failure(host, f"{name}: ended without a result; its journal says: {tail}")
+        time.sleep(POLL_SECONDS)
+
+
+def _show(label: str, line: str) -> None:
+    try:
+        step = json.loads(line)
+    except ValueError:
+        return  # a line that is being written just now
+    progress.update(
+        label, step.get("stage", ""), step.get("done", 0), step.get("total"), step.get("unit", ""),
+        step.get("note", ""),
+    )
+
+
+def _finish(host: Any, name: str, label: str, result: dict[str, Any]) -> bool:
+    progress.finish(label)
+    if result.get("ok"):
+        return True
+    return report_failure(host, f"{name}: {result.get('error', 'failed without a word')}")
+
+
+def shell_job(kind: str, ident: str, script: str) -> Iterator[StringCommand | FunctionCommand]:
+    """Like `job`, for a script that must run before the package `onhost` is there."""
+    name = f"sparkstack-{kind}-{ident}"
+    path = f"{current_host.data.state_dir}/plans/{name}.sh"
+    yield ManagedFile.text(path, script, "700").write()
+    yield FunctionCommand(_run_script, (name, kind, path), {})
+
+
+def _run_script(state: Any, host: Any, name: str, kind: str, path: str) -> bool:
+    folder = f"{host.data.state_dir}/jobs/{name}"
+    inner = f"sh {path} > {folder}/log 2>&1; echo $? > {folder}/status"
+    ok, said = shell(
+        host,
+        f"systemctl is-active --quiet {name} || {{ mkdir -p {folder}; rm -f {folder}/status;"
+        f" systemctl reset-failed {name} 2>/dev/null;"
+        f" systemd-run --quiet --collect --unit={name} /bin/sh -c {shlex.quote(inner)}; }}",
+    )
+    if not ok:
+        return report_failure(host, f"{name}: could not be started; found: {said}")
+    label = f"{host.name} {kind}"
+    began = time.monotonic()
+    while True:
+        ok, text = shell(
+            host,
+            f"systemctl show -p ActiveState --value {name}; cat {folder}/status 2>/dev/null || echo -;"
+            f" tail -n 1 {folder}/log 2>/dev/null | cut -c1-300",
+        )
+        if not ok:
+            return report_failure(host, f"{name}: the host stopped answering; run again to join the job")
+        active, status, *said_last = text.splitlines()
+        note = said_last[0] if said_last else ""
+        if active in ("active", "activating", "deactivating"):
+            progress.update(label, kind, time.monotonic() - began, None, "s", note)
+            time.sleep(POLL_SECONDS)
+            continue
+        progress.finish(label)
+        if status == "0":
+            return True
+        return report_failure(host, f"{name}: {note or 'ended without a word'} (all of it: {folder}/log)")

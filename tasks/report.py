@@ -1,0 +1,90 @@
+"""The report of a run: pyinfra's own events become stages with what changed and how long each took.
+
+Written as `reports/run-<time>.json` and printed when the run ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pyinfra import state as current_state
+from pyinfra.api.state import BaseStateCallback
+from rich.console import Console
+
+from sparkstack.report import RunReport
+
+REPORTS = Path(__file__).resolve().parent.parent / "reports"
+
+_report: RunReport | None = None
+
+
+class _Events(BaseStateCallback):
+    """Callbacks have no instance state in pyinfra; the run's report is the module's."""
+
+    started: dict[str, float] = {}
+
+    @staticmethod
+    def operation_start(state: Any, op_hash: str) -> None:
+        _Events.started[op_hash] = time.monotonic()
+
+    @staticmethod
+    def operation_host_error(
+        state: Any, host: Any, op_hash: str, retry_count: int = 0, max_retries: int = 0
+    ) -> None:
+        _record(state, op_hash, failed=host)
+
+    @staticmethod
+    def operation_end(state: Any, op_hash: str) -> None:
+        _record(state, op_hash)
+
+
+def _record(state: Any, op_hash: str, failed: Any = None) -> None:
+    assert _report is not None
+    name = next(iter(state.get_op_meta(op_hash).names))
+    stage, _, operation = name.partition(" | ")
+    seconds = time.monotonic() - _Events.started.get(op_hash, time.monotonic())
+    if failed is not None:
+        _report.add(stage, failed.name, operation, "failed", seconds)
+        return
+    for host, operations in state.ops.items():
+        if op_hash in operations and operations[op_hash].operation_meta.is_complete():
+            meta = operations[op_hash].operation_meta
+            if meta.did_succeed():
+                _report.add(stage, host.name, operation, "changed" if meta.did_change() else "ok", seconds)
+
+
+def begin(release: str, recipe: str) -> None:
+    """Start listening to this run; later calls (deploy code runs once a host) change nothing."""
+    global _report
+    if _report is not None:
+        return
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    _report = RunReport(when=stamp, recipe=recipe, release=release)
+    current_state.add_callback_handler(_Events())
+    atexit.register(_end, REPORTS / f"run-{stamp}.json")
+
+
+def note_failure(host: str, line: str) -> None:
+    """A failure's line, as it was shown."""
+    if _report is not None:
+        _report.failures.append(line)
+
+
+def note_benchmark(site: Any, measurement: dict[str, Any], verdict: dict[str, Any]) -> None:
+    """Where the endpoint is, what was measured there, and how it was judged."""
+    if _report is not None:
+        _report.endpoint = site.endpoint
+        _report.model = site.served_model
+        _report.measurement = measurement
+        _report.verdict = verdict
+
+
+def _end(path: Path) -> None:
+    if _report is None or not _report.operations:
+        return  # a dry run, or nothing was reached
+    _report.write(path)
+    _report.render(Console(stderr=True))

@@ -1,0 +1,75 @@
+"""The head's share: images and checkpoints for the other hosts, over the fabric, while somebody fetches.
+
+Plain HTTP on the fabric address with a token of this run; what arrives is checked against hashes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from pyinfra import host
+from pyinfra.api import FunctionCommand, StringCommand, operation
+
+from tasks.facts import UnitState
+from tasks.files import ManagedFile
+from tasks.remote import report_failure, shell, start_and_follow
+from tasks.site import Site
+
+UNIT = "sparkstack-share"
+# One token a run of the controller: both ends get it, nobody keeps it.
+TOKEN = secrets.token_hex(16)
+
+
+def _token_file(site: Site) -> str:
+    return f"{site.secrets_dir}/share.token"
+
+
+def fetch(site: Site, plan: dict[str, Any]) -> Iterator[StringCommand | FunctionCommand]:
+    """Commands on a worker that fetch something from the head: open the share, run the job."""
+    path = f"{site.data.state_dir}/plans/{plan['job']}.json"
+    import json
+
+    plan = {**plan, "url": f"http://{site.head_fabric_address}:{site.data.share_port}",
+            "token_file": _token_file(site)}
+    yield ManagedFile.text(path, json.dumps(plan, indent=1, sort_keys=True) + "\n", "600").write()
+    yield FunctionCommand(_open, (site,), {})
+    yield FunctionCommand(start_and_follow, (plan, path), {})
+
+
+def _put_token(target: Any, path: str) -> bool:
+    quoted = shlex.quote(path)
+    ok, _ = shell(
+        target,
+        f"umask 077; mkdir -p $(dirname {quoted}) && cat > {quoted}.new && mv -f {quoted}.new {quoted}",
+        stdin=TOKEN,
+    )
+    return ok
+
+
+def _open(state: Any, worker: Any, site: Site) -> bool:
+    """Start the share on the head with this run's token, and hand the worker the token."""
+    path = _token_file(site)
+    command = (
+        f"{site.python} -m onhost share --bind {site.head_fabric_address} --port {site.data.share_port}"
+        f" --token-file {path} --checkpoints-dir {site.checkpoints_dir}"
+    )
+    if not _put_token(site.head, path) or not _put_token(worker, path):
+        return report_failure(worker, f"{worker.name}: the share's token could not be written to {path}")
+    ok, said = shell(
+        site.head,
+        f"systemctl is-active --quiet {UNIT} || systemd-run --quiet --collect --unit={UNIT}"
+        f" --property=RuntimeMaxSec=12h {command}",
+    )
+    return ok or report_failure(worker, f"{site.head.name}: the share did not start; found: {said}")
+
+
+@operation()
+def closed(site: Site) -> Iterator[StringCommand]:
+    """Stop the share on the head and drop its token. No-op when it does not run."""
+    if host.get_fact(UnitState, unit=UNIT) == "inactive":
+        host.noop("the share does not run")
+        return
+    yield StringCommand(f"systemctl stop {UNIT}; rm -f {shlex.quote(_token_file(site))}")

@@ -1,0 +1,271 @@
+"""What this run wants, worked out once: recipe, ranks, addresses, ids, and what each rank launches.
+
+Everything here comes from declared data through the pure core; no host is asked anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyinfra import host as current_host
+from pyinfra import inventory
+from pyinfra.api.exceptions import PyinfraError
+
+from sparkstack import launch, nccl, recipe, release, topology
+from sparkstack.errors import Problem, SparkstackError
+from sparkstack.stages import select
+from tasks import wheels
+from tasks.files import ManagedFile, render
+
+ROOT = Path(__file__).resolve().parent.parent
+PLUGIN = ROOT / "files" / "patches"
+UNIT = "sparkstack-serve.service"
+STOP_SECONDS = 30
+
+
+class SiteError(PyinfraError):
+    """A user's mistake in a declaration; pyinfra prints it as one line."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The declaration as one host sees it. Equal on every host but for `host` and `rank`."""
+
+    host: Any
+    rank: int
+    hosts: list[Any]
+    recipe: recipe.Recipe
+    fabric: topology.FabricPlan
+
+    @property
+    def data(self) -> Any:
+        return self.host.data
+
+    @property
+    def head(self) -> Any:
+        return self.hosts[0]
+
+    @property
+    def is_head(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def python(self) -> str:
+        return f"{self.data.install_dir}/env/bin/python"
+
+    @property
+    def jobs_dir(self) -> str:
+        return f"{self.data.state_dir}/jobs"
+
+    @property
+    def checkpoints_dir(self) -> str:
+        return f"{self.data.state_dir}/checkpoints"
+
+    @property
+    def secrets_dir(self) -> str:
+        return f"{self.data.config_dir}/secrets"
+
+    # Ids: hashes of all inputs, so that an equal id means an equal product.
+
+    @property
+    def image_base(self) -> str:
+        base = self.recipe.image.base
+        return str(self.data.image_bases.get(base, base))
+
+    @functools.cached_property
+    def plugin_wheel(self) -> tuple[Path, str]:
+        return wheels.build(PLUGIN)
+
+    def _dockerfile(self, image_id: str) -> str:
+        wheel = self.plugin_wheel[0].name
+        return render("Dockerfile.j2", wheel=wheel, plugin_version=wheel.split("-")[1], image_id=image_id)
+
+    @functools.cached_property
+    def image_id(self) -> str:
+        # The Dockerfile labels the image with its id, so it is hashed with that place empty.
+        return release.image_id(
+            self.image_base, self.plugin_wheel[1], self._dockerfile(""), self.recipe.image.build_args
+        )
+
+    @property
+    def dockerfile(self) -> str:
+        return self._dockerfile(self.image_id)
+
+    @property
+    def image_tag(self) -> str:
+        return f"sparkstack/vllm:{self.image_id}"
+
+    @functools.cached_property
+    def transforms(self) -> list[dict[str, Any]]:
+        return self.recipe.checkpoint.plan()
+
+    @functools.cached_property
+    def checkpoint_id(self) -> str:
+        source = self.recipe.checkpoint.source
+        return release.checkpoint_id(
+            source.repo, source.revision, self.transforms, release.TRANSFORM_VERSIONS, source.allow
+        )
+
+    @property
+    def checkpoint_dir(self) -> str:
+        return f"{self.checkpoints_dir}/{self.checkpoint_id}"
+
+    @property
+    def hub_token_path(self) -> str | None:
+        return f"{self.secrets_dir}/hub.token" if self.data.hub_token_file else None
+
+    # The fabric and this rank's place in it.
+
+    @property
+    def interfaces(self) -> tuple[topology.Interface, ...]:
+        return self.fabric.of(self.host.name)
+
+    def rank_env(self, active_hcas: list[str]) -> dict[str, str]:
+        return nccl.rank_env(
+            self.fabric.kind, self.fabric, self.host.name, management=self.data.management_interface,
+            active_hcas=active_hcas, accelerator=self.data.accelerator,
+            management_address=management_address(self.host),
+        )
+
+    @property
+    def head_fabric_address(self) -> str:
+        return nccl.host_address(self.fabric, self.head.name, management_address(self.head))
+
+    # What each rank launches.
+
+    @property
+    def bind(self) -> str:
+        """The address on which the head answers; a site may say "management" for the head's own."""
+        bind = self.data.serve_bind
+        return management_address(self.head) if bind == "management" else str(bind)
+
+    @property
+    def endpoint(self) -> str:
+        host = "127.0.0.1" if self.bind in ("0.0.0.0", "::") else self.bind
+        return f"http://{host}:{self.recipe.serve.port}"
+
+    @property
+    def served_model(self) -> str:
+        return self.recipe.served_name
+
+    def argv(self, rank: int) -> list[str]:
+        """`docker run … vllm serve …` of a rank."""
+        target = self.hosts[rank]
+        config = self.data.config_dir
+        place = launch.Rank(
+            rank=rank, world=len(self.hosts), head_address=self.head_fabric_address,
+            host_address=nccl.host_address(self.fabric, target.name, management_address(target)),
+        )
+        accelerator = self.data.accelerator
+        serve = launch.serve_argv(
+            self.recipe, place, bind=self.bind, port=self.recipe.serve.port, accelerator=accelerator
+        )
+        return launch.docker_argv(
+            serve, image=self.image_tag, checkpoint_dir=self.checkpoint_dir, accelerator=accelerator,
+            env_files=[f"{config}/current/fabric.env", f"{config}/current/serve.env"],
+            shm_size=self.recipe.serve.shm_size, extra=self.recipe.serve.extra_docker_args,
+        )
+
+    @functools.cached_property
+    def unit_file(self) -> ManagedFile:
+        text = render(
+            "sparkstack-serve.service.j2", config_dir=self.data.config_dir, stop_seconds=STOP_SECONDS,
+            start_seconds=self.recipe.serve.ready_timeout_s + 60,
+        )
+        return ManagedFile.text(f"/etc/systemd/system/{UNIT}", text)
+
+    def ready_script(self, rank: int) -> str:
+        return render(
+            "ready.sh.j2", rank=rank, url=self.endpoint if rank == 0 else None, model=self.served_model,
+            python=self.python, timeout=self.recipe.serve.ready_timeout_s,
+        )
+
+    @functools.cached_property
+    def release_id(self) -> str:
+        ranks = range(len(self.hosts))
+        return release.release_id(
+            self.image_id, self.checkpoint_id, [self.argv(rank) for rank in ranks],
+            [self.recipe.serve.env] * len(self.hosts),
+            self.unit_file.content.decode() + "".join(self.ready_script(rank) for rank in ranks),
+        )
+
+    @property
+    def release_files(self) -> list[ManagedFile]:
+        folder = f"{self.data.config_dir}/releases/{self.release_id}"
+        about = {
+            "format": 1, "release": self.release_id, "recipe": self.recipe.name, "rank": self.rank,
+            "world": len(self.hosts), "image": self.image_tag, "checkpoint": self.checkpoint_id,
+            "endpoint": self.endpoint, "model": self.served_model,
+        }
+        return [
+            ManagedFile.text(f"{folder}/release.json", json.dumps(about, indent=1, sort_keys=True) + "\n"),
+            ManagedFile.text(f"{folder}/serve.env", launch.env_file(self.recipe.serve.env), "600"),
+            ManagedFile.text(f"{folder}/run", launch.run_script(self.argv(self.rank)), "755"),
+            ManagedFile.text(f"{folder}/ready", self.ready_script(self.rank), "755"),
+        ]
+
+    # The benchmark.
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        return self.recipe.benchmark.model_dump(mode="json")
+
+    @property
+    def measurement_path(self) -> str:
+        return f"{self.data.state_dir}/results/{self.release_id}/measurement.json"
+
+    @property
+    def verdict_path(self) -> str:
+        return f"{self.data.state_dir}/results/{self.release_id}/verdict.json"
+
+
+def management_address(host: Any) -> str:
+    """The address by which the controller reaches a host."""
+    return str(host.data.get("ssh_hostname") or host.name)
+
+
+@functools.cache
+def _recipe(name: str) -> recipe.Recipe:
+    path = ROOT / "recipes" / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
+        raise SparkstackError(
+            Problem("recipe", repr(name), f"one of: {known}", "correct `recipe` in group_data")
+        )
+    return recipe.load_recipe(path)
+
+
+def load() -> Site:
+    """The site as the current host sees it. Errors: SiteError, a line for each wrong declaration."""
+    hosts = list(inventory)
+    data = current_host.data
+    names = [host.name for host in hosts]
+    try:
+        chosen = _recipe(str(data.recipe))
+        problems = chosen.check_nodes(len(hosts))
+        if problems:
+            raise SparkstackError(problems)
+        declared = dict(data.fabric)
+        kind = declared.get("kind") or ("single" if len(hosts) == 1 else "pair" if len(hosts) == 2 else None)
+        if kind is None:
+            raise SparkstackError(
+                Problem("fabric", f"{len(hosts)} hosts and no kind", "ring or switch",
+                        "set `fabric` in group_data")
+            )
+        fabric = topology.plan(kind, names, base=declared.get("base"), port=declared.get("port", 0))
+        rank = names.index(current_host.name)
+        return Site(hosts[rank], rank, hosts, chosen, fabric)
+    except SparkstackError as error:
+        raise SiteError(str(error)) from None
+
+
+def stages(only: str | None) -> list[str]:
+    """The stages of this run. Errors: SiteError naming the known ones."""
+    try:
+        return select(only)
+    except SparkstackError as error:
+        raise SiteError(str(error)) from None

@@ -76,18 +76,6 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "sparkstack-lab-hub"
     disable_nagle_algorithm = True
 
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
-    def do_DELETE(self) -> None:
-        self._answer()
-
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing on stderr: `/__requests` is the log."""
 
@@ -112,6 +100,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         finally:
             self.server.requests.add(self.command, path, self.headers.get("Range"), self.status, self.sent)
+
+    do_GET = do_HEAD = do_POST = do_DELETE = _answer
 
     def _route(self, path: str, raw: str, query: dict[str, list[str]]) -> None:
         if found := API.match(raw):
@@ -149,7 +139,8 @@ class Handler(BaseHTTPRequestHandler):
             limit = min(int(query.get("limit", ["1000"])[0]), self.server.page)
             headers = {}
             if start + limit < len(listed):
-                more = urlencode({key: values[0] for key, values in query.items()} | {"cursor": start + limit})
+                asked = {key: values[0] for key, values in query.items()}
+                more = urlencode(asked | {"cursor": str(start + limit)})
                 headers["Link"] = f'<{self._base()}{urlsplit(self.path).path}?{more}>; rel="next"'
             self._json(listed[start : start + limit], headers=headers)
         else:

@@ -37,11 +37,11 @@ class Verdict:
     ok: bool
     lines: tuple[Line, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {"format": 1, **asdict(self), "lines": [asdict(line) for line in self.lines]}
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
 def judge(measurement: Mapping[str, Any], expect: Expect | Mapping[str, Any] | None) -> Verdict:

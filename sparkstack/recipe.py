@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,6 +114,17 @@ class Recipe(Strict):
         ]
 
 
+def find_recipe(name: str, folder: Path) -> Path:
+    """The file of the recipe called `name` in `folder`. Errors: SparkstackError with the names there are."""
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in known:
+        near = get_close_matches(name, known, 1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"add {name}.yaml to {folder}"
+        wanted = "one of: " + ", ".join(known) if known else "a recipe"
+        raise SparkstackError(Problem("recipe", repr(name), wanted, remedy))
+    return folder / f"{name}.yaml"
+
+
 def detect_format(value: dict[str, Any]) -> str:
     """ "1", "2" or "3" (ours). Whatever cannot be told is ours, so that its mistakes are explained."""
     version = value.get("recipe_version")
@@ -165,4 +177,4 @@ def _contradictions(recipe: Recipe, document: yamlfile.Document) -> list[Problem
     return result
 
 
-__all__ = ["Benchmark", "Expect", "Recipe", "detect_format", "load_recipe"]
+__all__ = ["Benchmark", "Expect", "Recipe", "detect_format", "find_recipe", "load_recipe"]

@@ -123,3 +123,7 @@ def release_id(
             "unit": unit,
         }
     )
+
+
+TRANSFORM_VERSIONS = {"register_mtp": 1, "reshard": 1}
+"""Raised when a transform's product changes: the package `onhost` has the code, and a test compares."""

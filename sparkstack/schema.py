@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -75,7 +76,7 @@ def _problem(detail: ErrorDetails, loc: Loc, where: str, model: type[BaseModel])
     remedy = ""
     if kind == "string_type" and isinstance(detail["input"], (int, float)):
         remedy = "put it in quotes"
-    elif kind in ("int_type", "float_type", "bool_type") and isinstance(detail["input"], str):
+    elif kind in ("int_type", "float_type") and re.fullmatch(r"[-\d.]+", str(detail["input"])):
         remedy = "write it without quotes"
     return Problem(where, found, wanted, remedy)
 

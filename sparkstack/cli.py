@@ -1,0 +1,100 @@
+"""`sparkstack`: what a user does beside `pyinfra INVENTORY deploy.py`."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from rich.console import Console
+
+from sparkstack.errors import Problem, SparkstackError
+from sparkstack.recipe import find_recipe, load_recipe
+from sparkstack.report import RunReport
+
+
+class Main(click.Group):
+    """Errors of ours are lines on stderr and exit status 1. The lab's commands are loaded when they are
+    asked for: they bring Docker's library along, which nobody needs for reading a report."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "lab"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "lab":
+            lab: click.Command = importlib.import_module("sparkstack.lab_cli").lab
+            return lab
+        return super().get_command(ctx, cmd_name)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SparkstackError as error:
+            _complain(error)
+            ctx.exit(1)
+
+
+def _complain(error: SparkstackError) -> None:
+    for line in error.lines:
+        click.echo(line, err=True)
+
+
+@click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """DGX Sparks become a vLLM serving cluster that has proved its speed."""
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="The file as it is.")
+@click.option(
+    "--reports", "folder", type=click.Path(path_type=Path), default=Path("reports"), show_default=True
+)
+def report(as_json: bool, folder: Path) -> None:
+    """Show the newest report."""
+    files = sorted(folder.glob("run-*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    if not files:
+        remedy = "run `pyinfra INVENTORY deploy.py` first"
+        raise SparkstackError(Problem(str(folder), "no run-*.json", "the report of a run", remedy))
+    text = files[-1].read_text(encoding="utf-8")
+    shown = RunReport.from_json(text, str(files[-1]))
+    if as_json:
+        click.echo(text, nl=False)
+    else:
+        shown.path = str(files[-1])
+        shown.render(Console())
+
+
+@main.group()
+def recipe() -> None:
+    """Check and show recipes."""
+
+
+@recipe.command("check")
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
+def check(files: tuple[Path, ...]) -> None:
+    """Say what is wrong with recipe FILES, a line a problem."""
+    bad = False
+    for path in files:
+        try:
+            click.echo(f"{path}: ok (serves {load_recipe(path).served_name})")
+        except SparkstackError as error:
+            bad = True
+            _complain(error)
+    if bad:
+        raise SystemExit(1)
+
+
+@recipe.command("show")
+@click.argument("name")
+@click.option(
+    "--recipes", "folder", type=click.Path(path_type=Path), default=Path("recipes"), show_default=True
+)
+def show(name: str, folder: Path) -> None:
+    """Show the recipe NAME with every default filled in."""
+    loaded = load_recipe(find_recipe(name, folder)).model_dump(mode="json", exclude_none=True)
+    transforms = loaded["checkpoint"]["transforms"]
+    # Back to how a recipe has them, so that what is shown could be a file.
+    loaded["checkpoint"]["transforms"] = [{step.pop("name"): step} for step in transforms]
+    click.echo(yaml.safe_dump(loaded, sort_keys=False, allow_unicode=True), nl=False)

@@ -163,7 +163,9 @@ def _outside(
 def _push_port(outside: Container | None) -> int:
     assert outside is not None
     outside.reload()
-    return int(outside.ports["5000/tcp"][0]["HostPort"])
+    published = outside.ports.get("5000/tcp")
+    assert published, "made with this port published"
+    return int(published[0]["HostPort"])
 
 
 def _nodes(

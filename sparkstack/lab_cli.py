@@ -1,0 +1,164 @@
+"""`sparkstack lab …`: virtual Sparks on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from lab import lab as virtual
+from lab.paths import KEY, KNOWN_HOSTS, LabError
+
+Report = Callable[[str, int, int | None, str], None]
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+LINE_EVERY_S = 5.0
+"""Piped: within a stage, a line at most this often."""
+
+
+@click.group()
+def lab() -> None:
+    """Virtual Sparks in containers, and what stands in for the outside."""
+
+
+def _one_line(command: Command) -> Command:
+    """A LabError ends the command with its one line and status 1."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except LabError as error:
+            raise click.ClickException(str(error)) from None
+
+    return wrapped  # type: ignore[return-value]
+
+
+@lab.command()
+@click.option(
+    "--nodes", type=click.IntRange(1, 16), help="How many Sparks. Default: as many as stand, else 2."
+)
+@_one_line
+def up(nodes: int | None) -> None:
+    """Make the lab stand; quick where it does."""
+    began = time.monotonic()
+    with _reporting() as report:
+        state = virtual.up(nodes, report)
+    names = ", ".join(f"{node['name']} ({node['address']})" for node in state["nodes"])
+    click.echo(f"lab up in {time.monotonic() - began:.1f} s: {names}")
+
+
+@lab.command()
+@click.option("--all", "everything", is_flag=True, help="Images, caches and every file of the lab as well.")
+@_one_line
+def down(everything: bool) -> None:
+    """Remove the Sparks and their networks."""
+    with _reporting() as report:
+        virtual.down(everything, report)
+
+
+@lab.command()
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+@_one_line
+def status(as_json: bool) -> None:
+    """What stands; exit status 1 where the lab is not (wholly) up."""
+    found = virtual.status()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        click.echo(f"lab: {'up' if found['up'] else 'not up'}; outside: {found['outside']}")
+        for node in found["nodes"]:
+            click.echo(f"  {node['name']}: {node['status']}, {node['address'] or 'no address known'}")
+        for name in ("registry", "hub", "files"):
+            if name in found:
+                click.echo(f"  {name}: {found[name]}")
+    sys.exit(0 if found["up"] else 1)
+
+
+@lab.command()
+@click.argument("name")
+@_one_line
+def restart(name: str) -> None:
+    """Restart a Spark, as a reboot would."""
+    with _reporting() as report:
+        virtual.restart(name, report)
+
+
+@lab.command(context_settings={"ignore_unknown_options": True})
+@click.argument("name")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@_one_line
+def ssh(name: str, command: tuple[str, ...]) -> None:
+    """Log in to a Spark, or run a command there."""
+    state = virtual.read_state()
+    if state is None:
+        raise LabError("the lab is not up; start it with: sparkstack lab up")
+    addresses = {node["name"]: node["address"] for node in state["nodes"]}
+    if name not in addresses:
+        raise LabError(f"the lab has no node {name}; it has {', '.join(addresses)}")
+    options = ["IdentitiesOnly=yes", f"UserKnownHostsFile={KNOWN_HOSTS}", "StrictHostKeyChecking=yes"]
+    line = ["ssh", "-i", str(KEY), *(word for option in options for word in ("-o", option))]
+    try:
+        os.execvp("ssh", [*line, f"{state['user']}@{addresses[name]}", *command])
+    except FileNotFoundError:
+        raise LabError("ssh is missing: apt install openssh-client") from None
+
+
+@contextlib.contextmanager
+def _reporting() -> Iterator[Report]:
+    """Progress bars on a terminal; plain lines, one a stage and then one every few seconds, elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:<10}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
+    with Progress(*columns, console=console) as bars:
+        yield _Bars(bars)
+
+
+class _Bars:
+    """One bar a stage; a stage that another follows is done."""
+
+    def __init__(self, bars: Progress) -> None:
+        self.bars = bars
+        self.tasks: dict[str, TaskID] = {}
+
+    def __call__(self, stage: str, done: int, total: int | None, note: str) -> None:
+        if stage not in self.tasks:
+            self._finish()
+            self.tasks[stage] = self.bars.add_task(stage, total=total, note=note)
+        self.bars.update(self.tasks[stage], completed=done, total=total, note=note)
+
+    def _finish(self) -> None:
+        for task in self.bars.tasks:
+            if not task.finished:
+                self.bars.update(task.id, completed=1, total=1)
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self.stage, self.last = "", 0.0
+
+    def __call__(self, stage: str, done: int, total: int | None, note: str) -> None:
+        now = time.monotonic()
+        if stage == self.stage and now - self.last < LINE_EVERY_S and done != total:
+            return
+        self.stage, self.last = stage, now
+        share = f" {100 * done // total}%" if total else ""
+        click.echo(f"{stage}:{share} {note}", err=True)

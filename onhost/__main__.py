@@ -1,0 +1,57 @@
+"""`python -m onhost …`: the commands that tasks and units call on a Spark."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parses the command line and runs one command; the exit status is what it returns."""
+    parser = argparse.ArgumentParser(prog="onhost", description="Jobs and small commands on a Spark.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    job = commands.add_parser("job", help="run the job that a plan describes")
+    job.add_argument("plan", metavar="PLAN")
+    share = commands.add_parser("share", help="give checkpoints and images to the other Sparks")
+    share.add_argument("--bind", required=True, metavar="IP")
+    share.add_argument("--port", required=True, type=int)
+    share.add_argument("--token-file", required=True, type=Path)
+    share.add_argument("--checkpoints-dir", required=True, type=Path)
+    ready = commands.add_parser("ready", help="wait for a real completion")
+    ready.add_argument("--url", required=True)
+    ready.add_argument("--model", required=True)
+    ready.add_argument("--api-key-file", type=Path)
+    ready.add_argument("--container")
+    ready.add_argument("--timeout", required=True, type=float, metavar="S")
+    verify = commands.add_parser("verify", help="hold a checkpoint against its manifest, offline")
+    verify.add_argument("--checkpoint", required=True, type=Path, metavar="DIR")
+    given = parser.parse_args(arguments)
+
+    # Imports wait until a command needs them: `ready` starts every few seconds and should not load a hub
+    # client.
+    if given.command == "job":
+        from onhost import jobs
+
+        return jobs.main(given.plan)
+    if given.command == "share":
+        from onhost import share as sharing
+
+        return sharing.main(given.bind, given.port, given.token_file, given.checkpoints_dir)
+    if given.command == "ready":
+        from onhost import ready as waiting
+
+        return waiting.main(given.url, given.model, given.api_key_file, given.container, given.timeout)
+    from onhost.staging import checkpoint
+
+    return checkpoint.verify(given.checkpoint)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A worker thread may still wait for a dead connection; the result is written, nothing is left to wait
+    # for.
+    os._exit(status)

@@ -1,0 +1,270 @@
+"""Jobs image and fetch-image: an image under its tag, built here or the head's, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from onhost.docker_cli import ENVIRONMENT, check_tag, docker, inspect_image
+from onhost.files import CHUNK
+from onhost.jobs import Job
+from onhost.plan import JobError
+from onhost.staging.openers import plain_opener
+from onhost.staging.ranged import Transfer
+
+SOCKET = "/var/run/docker.sock"
+STALL = 120.0  # s without a word; a daemon that extracts a layer of gigabytes is silent for long
+DIGEST = re.compile(r"[^@\s]+@sha256:[0-9a-f]{64}")
+ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+# "Step 2/7 : RUN …" is the classic builder's line, "#9 [2/7] RUN …" BuildKit's (a stage's name may come
+# first).
+STEP = re.compile(r"Step (\d+)/(\d+) : (.*)|#\d+ \[(?:\S+ +)?(\d+)/(\d+)\] (.*)")
+# What builders print around the words of a failing command.
+CHATTER = re.compile(
+    r"( ---> |Removing intermediate|Sending build context|Step \d+/|DEPRECATED|Install the buildx"
+    r"|#\d+ (DONE|CACHED|sha256)"
+    r"|BuildKit is|environment-variable|https://docs\.docker\.com|-{3,}|\s*$|Dockerfile:\d+$)"
+)
+
+
+def build(job: Job) -> dict[str, Any]:
+    """Job image: pulls the base by digest, builds the context on it, and tags the result last."""
+    plan = job.plan
+    tag = check_tag(plan.text("tag"))
+    found = inspect_image(tag)
+    if found is not None:
+        return _stands(job, tag, found)
+    base, context = plan.text("base"), plan.path("context")
+    if not DIGEST.fullmatch(base):
+        raise JobError(f"found the base {base!r}; wanted repository@sha256:DIGEST; correct the recipe")
+    if not (context / "Dockerfile").is_file():
+        raise JobError(f"found no Dockerfile in {context}; wanted the build context; run the deploy again")
+    arguments = dict(plan.data.get("build_args") or {})
+    if inspect_image(base) is None:
+        pull(job, base)
+    image = _build(job, context, {**arguments, "BASE": base})
+    _tag(image, tag)
+    return _value(tag)
+
+
+def fetch(job: Job) -> dict[str, Any]:
+    """Job fetch-image: the head's image through its share; its id must be the head's, or no tag stays."""
+    plan = job.plan
+    tag, wanted = check_tag(plan.text("tag")), plan.text("image_id")
+    found = inspect_image(tag)
+    if found is not None and found["Id"] == wanted:
+        return _stands(job, tag, found)
+    if inspect_image(wanted) is not None:
+        _tag(wanted, tag)
+        return _value(tag)
+    token = plan.secret("token_file")
+    _load(job, f"{plan.text('url').rstrip('/')}/images/{quote(tag, safe='')}", tag, wanted, token)
+    return _value(tag)
+
+
+def pull(job: Job, base: str) -> None:
+    """Pulls an image by digest through the daemon's API, which tells bytes where the command line shows bars.
+
+    Mirrors are the daemon's business. JobError with the daemon's own words where it cannot.
+    """
+    name, _, digest = base.partition("@")
+    job.progress.stage("pull", None, "B", base[:80])
+    layers: dict[str, tuple[int, int]] = {}
+    for line in _pull_lines(name, digest):
+        if "error" in line:
+            raise JobError(
+                f"found '{line['error']}' on pulling {base}; wanted the base image; "
+                "check the digest, the registry mirror and the network"
+            )
+        detail = line.get("progressDetail") or {}
+        if line.get("status") == "Downloading" and detail.get("total"):
+            layers[line["id"]] = (int(detail["current"]), int(detail["total"]))
+        elif line.get("status") in {"Download complete", "Pull complete"} and line.get("id") in layers:
+            total = layers[line["id"]][1]
+            layers[line["id"]] = (total, total)
+        if layers:
+            done, total = (sum(column) for column in zip(*layers.values(), strict=True))
+            job.progress.set(done, total)
+    if inspect_image(base) is None:
+        raise JobError(f"found no {base} after the pull; wanted it; see the journal of docker")
+
+
+def _pull_lines(name: str, digest: str) -> Iterator[dict[str, Any]]:
+    transport = httpx.HTTPTransport(uds=SOCKET)
+    timeout = httpx.Timeout(STALL, read=30 * STALL)
+    try:
+        with (
+            httpx.Client(transport=transport, base_url="http://docker", timeout=timeout) as client,
+            client.stream("POST", "/images/create", params={"fromImage": name, "tag": digest}) as answer,
+        ):
+            if answer.status_code != 200:
+                answer.read()
+                with suppress(ValueError, KeyError):
+                    yield {"error": answer.json()["message"]}
+                    return
+                yield {"error": f"HTTP {answer.status_code}"}
+                return
+            for line in answer.iter_lines():
+                if line.strip():
+                    yield json.loads(line)
+    except httpx.HTTPError as error:
+        raise JobError(
+            f"found '{error}' on the daemon's socket {SOCKET}; wanted a pull; see `systemctl status docker`"
+        ) from None
+
+
+def _build(job: Job, context: Path, arguments: dict[str, str]) -> str:
+    """Builds without a tag and returns the image's id."""
+    job.progress.stage("build", None, "steps", str(context))
+    with tempfile.TemporaryDirectory(prefix="onhost-") as folder:
+        id_file = Path(folder) / "id"
+        command = ["docker", "build", f"--iidfile={id_file}"]
+        for key, value in sorted(arguments.items()):
+            command.append(f"--build-arg={key}={value}")
+        command.append(str(context))
+        last: deque[str] = deque(maxlen=40)
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=ENVIRONMENT,
+        ) as process:
+            try:
+                assert process.stdout is not None
+                for raw in process.stdout:
+                    print(raw, end="", flush=True)  # the journal keeps the whole output
+                    line = ANSI.sub("", raw).rstrip()
+                    last.append(line)
+                    step = STEP.match(line)
+                    if step:
+                        at, total, what = [part for part in step.groups() if part is not None]
+                        job.progress.set(int(at) - 1, int(total), what[:80])
+            except BaseException:
+                process.terminate()
+                raise
+        if process.returncode:
+            raise JobError(
+                f"found a failing build: {meaningful(list(last))}; wanted an image; "
+                "see this unit's journal for the whole output"
+            )
+        return id_file.read_text(encoding="ascii").strip()
+
+
+def meaningful(lines: list[str]) -> str:
+    """The last few lines that say something, as one."""
+    kept: list[str] = []
+    for line in lines:
+        text = re.sub(r"^#\d+ (\d+\.\d+ )?", "", line).strip()
+        if text and not CHATTER.match(line) and not CHATTER.match(text) and text not in kept:
+            kept.append(text)
+    return " | ".join(part[:300] for part in kept[-3:]) or "no output"
+
+
+def _load(job: Job, url: str, tag: str, wanted: str, token: str | None) -> None:
+    opener = plain_opener({"Authorization": f"Bearer {token}"} if token else {}, STALL)
+    job.progress.stage("fetch", None, "B", url)
+    process = subprocess.Popen(
+        ["docker", "load", "--quiet"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=CHUNK,
+        env=ENVIRONMENT,
+    )
+    fault = ""
+    try:
+        with opener(url, None) as body:
+            if body.status != 200:
+                raise _refusal(body.status, url)
+            announced = body.header("x-image-id")
+            if announced != wanted:
+                raise JobError(
+                    f"found image {announced} for {tag} on the head; wanted {wanted}; run the deploy again"
+                )
+            size = body.header("x-image-size") or ""
+            job.progress.stage("fetch", int(size) if size.isdigit() else None, "B", tag)
+            assert process.stdin is not None
+            for chunk in body.chunks():
+                process.stdin.write(chunk)
+                job.progress.add(len(chunk))
+            process.stdin.close()
+    except Transfer as error:
+        raise JobError(f"found {error}; wanted the head's image; check the fabric and run again") from None
+    except BrokenPipeError:
+        fault = "docker load ended early"
+    finally:
+        output = _end(process, fault=fault)
+        if not _is(tag, wanted):
+            docker("image", "rm", tag)  # takes the name away only where a load has set it
+    if process.returncode or fault:
+        raise JobError(
+            f"found a failing docker load: {meaningful(output)}; wanted {tag}; see this unit's journal"
+        )
+    if not _is(tag, wanted):
+        raise JobError(
+            f"found another image than {wanted} after loading {tag}; wanted the head's; "
+            "check that both daemons use the same image store (docker info: Storage Driver)"
+        )
+
+
+def _end(process: subprocess.Popen[bytes], *, fault: str) -> list[str]:
+    """Waits for docker load where its input was complete, ends it otherwise."""
+    if process.stdin is not None and not process.stdin.closed:
+        if not fault:
+            process.kill()  # a cut stream must not look like an end to it
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+    assert process.stdout is not None
+    output = process.stdout.read().decode("utf-8", "replace").splitlines()
+    process.stdout.close()
+    process.wait()
+    return output
+
+
+def _refusal(status: int, url: str) -> JobError:
+    if status == 401:
+        return JobError(
+            f"found HTTP 401 at {url}; wanted access with the share's token; "
+            "run the deploy again, which gives all hosts the same token"
+        )
+    if status == 404:
+        return JobError(f"found HTTP 404 at {url}; wanted the head's image; build it on the head first")
+    return JobError(
+        f"found HTTP {status} at {url}; wanted 200; see the journal of sparkstack-share on the head"
+    )
+
+
+def _is(tag: str, image_id: str) -> bool:
+    found = inspect_image(tag)
+    return found is not None and found["Id"] == image_id
+
+
+def _tag(image: str, tag: str) -> None:
+    done = docker("image", "tag", image, tag)
+    if done.returncode:
+        raise JobError(f"found '{done.stderr.strip()}' on tagging; wanted {tag}; see `docker image ls`")
+
+
+def _value(tag: str) -> dict[str, Any]:
+    found = inspect_image(tag)
+    if found is None:
+        raise JobError(f"found no image {tag} at the end; wanted it; somebody removed it: run again")
+    return {"tag": tag, "image_id": found["Id"], "bytes": int(found["Size"])}
+
+
+def _stands(job: Job, tag: str, found: dict[str, Any]) -> dict[str, Any]:
+    job.progress.stage("done", int(found["Size"]), "B", f"{tag} stands already", done=int(found["Size"]))
+    return _value(tag)

@@ -1,0 +1,138 @@
+"""The command ready: an endpoint is ready when it has answered one real completion.
+
+/health alone proves little: a head whose worker has died keeps saying 200 until a request comes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from onhost.docker_cli import docker
+from onhost.plan import JobError, read_secret
+
+PAUSE = 1.0  # s between attempts
+ANSWER = 120.0  # s for the one completion: a first request may compile kernels
+
+
+@dataclass
+class Container:
+    """Watches the serving container, so that a crash ends the wait at once and not at its end."""
+
+    name: str
+    seen: tuple[str, str] | None = None  # id and start of what ran when we first looked
+
+    def ended(self) -> str | None:
+        """What became of the container, or None while it runs or has not been made yet."""
+        done = docker("container", "inspect", self.name)
+        if done.returncode:
+            if self.seen is None or "no such container" not in done.stderr.lower():
+                return None
+            return f"container {self.name} gone"
+        found: dict[str, Any] = json.loads(done.stdout)[0]
+        state = found["State"]
+        now = (str(found["Id"]), str(state["StartedAt"]))
+        if state["Status"] in {"exited", "dead", "restarting"}:
+            return f"container {self.name} {state['Status']} with code {state['ExitCode']}{self._last_line()}"
+        if self.seen is not None and now != self.seen:
+            return f"container {self.name} started anew{self._last_line()}"
+        self.seen = now if state["Running"] else self.seen
+        return None
+
+    def _last_line(self) -> str:
+        """The last error-like line of its log, else the last line."""
+        done = docker("logs", "--tail", "60", self.name)
+        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line or "error" in line]
+        last = (errors or lines)[-1:]
+        return f" ({last[0][:300]})" if last else ""
+
+
+def wait(url: str, model: str, key: str | None, container: Container | None, timeout: float) -> None:
+    """Returns after one completion. JobError when `timeout` s are over, or when waiting on cannot help."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    deadline = time.monotonic() + timeout
+    last = "no attempt"
+    with httpx.Client(headers=headers, timeout=ANSWER, trust_env=False) as client:
+        while True:
+            if container is not None and (end := container.ended()):
+                raise JobError(
+                    f"found {end}; wanted a completion from {url}; see `docker logs {container.name}` and "
+                    "the "
+                    "journal of the serving unit"
+                )
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise JobError(
+                    f"found {last} after {timeout:.0f} s; wanted a completion from {url}; "
+                    "see the journal of the serving unit, or raise the recipe's time for starting"
+                )
+            # The port opens after minutes of loading; until then a quick refusal costs nothing.
+            result = attempt(client, url, model, min(left, ANSWER))
+            if result is None:
+                return
+            last = result
+            time.sleep(min(PAUSE, max(0.0, deadline - time.monotonic())))
+
+
+def attempt(client: httpx.Client, url: str, model: str, timeout: float) -> str | None:
+    """One completion: None where it came, else what was found.
+
+    JobError where the server refuses us for good.
+    """
+    body = {"model": model, "prompt": "One, two, three,", "max_tokens": 4, "temperature": 0}
+    try:
+        answer = client.post(f"{url.rstrip('/')}/v1/completions", json=body, timeout=timeout)
+    except httpx.ConnectError:
+        return "a closed port"
+    except httpx.TimeoutException:
+        return f"no answer within {timeout:.0f} s"
+    except httpx.HTTPError as error:
+        return f"'{error or type(error).__name__}'"
+    if answer.status_code == 401:
+        raise JobError(f"found HTTP 401 from {url}; wanted the API key accepted; check the API key's file")
+    try:
+        data = answer.json()
+    except ValueError:
+        data = None
+    if answer.status_code == 404:
+        raise JobError(
+            f"found HTTP 404 for model {model!r} at {url} ({message_of(data)}); wanted it served; "
+            "check the recipe's served name, and what else listens on this port"
+        )
+    if answer.status_code != 200:
+        return f"HTTP {answer.status_code} ({message_of(data)})"
+    try:
+        tokens = data["usage"]["completion_tokens"]
+        text = data["choices"][0]["text"]
+    except (TypeError, KeyError, IndexError):
+        return f"HTTP 200 without a completion ({message_of(data)})"
+    # Random weights may write white space only; tokens counted by the engine prove that it computed.
+    return None if isinstance(text, str) and tokens > 0 else "HTTP 200 with an empty completion"
+
+
+def message_of(data: Any) -> str:
+    """The words of an error answer, in either shape that OpenAI-like servers use."""
+    if isinstance(data, dict):
+        inner = data.get("error", data)
+        if isinstance(inner, dict):
+            inner = inner.get("message") or inner.get("detail") or inner.get("object") or ""
+        return " ".join(str(inner).split())[:200] or "no message"
+    return "no JSON"
+
+
+def main(url: str, model: str, key_file: Path | None, container: str | None, timeout: float) -> int:
+    """The command: 0 after a completion, else 1 and one line on standard error."""
+    try:
+        key = None if key_file is None else read_secret(key_file)
+        wait(url, model, key, None if container is None else Container(container), timeout)
+    except JobError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,1 @@
+"""From a hub's revision to a finished, verified checkpoint folder."""

@@ -1,0 +1,116 @@
+"""`manifest.json`: what a finished checkpoint consists of.
+
+Its presence under a final name is the mark of "done".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onhost.files import OnBytes, files_below, ignore_bytes, safe_relative, sha256_of
+from onhost.plan import JobError
+
+MANIFEST = "manifest.json"
+HASHERS = 4  # files at once; hashing releases the interpreter, the disk is the limit
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Files by relative name with size (bytes) and SHA-256 (hex); `raw` is the whole JSON object."""
+
+    id: str
+    files: dict[str, tuple[int, str]]
+    raw: dict[str, Any]
+
+    @property
+    def bytes(self) -> int:
+        """Sum of the files' sizes."""
+        return sum(size for size, _ in self.files.values())
+
+    def value(self) -> dict[str, Any]:
+        """What a job's result says about the checkpoint."""
+        return {"id": self.id, "bytes": self.bytes, "files": len(self.files)}
+
+
+def make(
+    id: str, source: Mapping[str, Any], transforms: list[Any], files: Mapping[str, tuple[int, str]]
+) -> Manifest:
+    """A manifest from its parts."""
+    raw = {
+        "format": 1,
+        "id": id,
+        "source": dict(source),
+        "transforms": transforms,
+        "files": {name: {"size": size, "sha256": sha} for name, (size, sha) in sorted(files.items())},
+        "bytes": sum(size for size, _ in files.values()),
+    }
+    return Manifest(id, dict(files), raw)
+
+
+def parse(text: str, where: str) -> Manifest:
+    """From JSON text; JobError where it is not a manifest of format 1 or names a file outside the folder."""
+    try:
+        raw = json.loads(text)
+        if raw["format"] != 1:
+            raise JobError(f"found format {raw['format']} in {where}; wanted 1; bring onhost up to date")
+        files = {safe_relative(name): (int(f["size"]), str(f["sha256"])) for name, f in raw["files"].items()}
+        return Manifest(str(raw["id"]), files, raw)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise JobError(
+            f"found no manifest in {where}; wanted format 1; remove the folder and run again"
+        ) from None
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a checkpoint folder; JobError where there is none."""
+    path = folder / MANIFEST
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        raise JobError(
+            f"found {folder} without {MANIFEST}; wanted a checkpoint that a job has finished; "
+            "move the folder away and run again"
+        ) from None
+
+
+def hash_files(paths: Iterable[Path], on_bytes: OnBytes = ignore_bytes) -> dict[Path, str]:
+    """SHA-256 of several files, a few at once."""
+    todo = sorted(paths, key=lambda path: -path.stat().st_size)
+    pool = ThreadPoolExecutor(min(HASHERS, os.cpu_count() or 1), thread_name_prefix="hash")
+    try:
+        hashes = list(pool.map(lambda path: sha256_of(path, on_bytes), todo))
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+    return dict(zip(todo, hashes, strict=True))
+
+
+def quick_faults(folder: Path, manifest: Manifest) -> list[str]:
+    """What is wrong by names and sizes alone: a line a fault."""
+    found = set(files_below(folder)) - {MANIFEST}
+    faults = [f"{name}: missing" for name in sorted(set(manifest.files) - found)]
+    faults += [f"{name}: not in the manifest" for name in sorted(found - set(manifest.files))]
+    for name in sorted(found & set(manifest.files)):
+        size, wanted = (folder / name).stat().st_size, manifest.files[name][0]
+        if size != wanted:
+            faults.append(f"{name}: {size} bytes, wanted {wanted}")
+    return faults
+
+
+def faults(folder: Path, manifest: Manifest, on_bytes: Callable[[int], None] = ignore_bytes) -> list[str]:
+    """What is wrong by names, sizes and content: a line a fault; empty where the checkpoint is whole."""
+    lines = quick_faults(folder, manifest)
+    told = {line.split(":", 1)[0] for line in lines}
+    names = {folder / name: name for name in manifest.files if name not in told}
+    for path, found in hash_files(names, on_bytes).items():
+        wanted = manifest.files[names[path]][1]
+        if found != wanted:
+            lines.append(f"{names[path]}: sha256 {found}, wanted {wanted}")
+    return sorted(lines)

@@ -112,7 +112,9 @@ class Handler(BaseHTTPRequestHandler):
             entry = self.server.store.entry(found["repo"], found["path"])
             if entry is None or entry.sha256 != found["sha256"]:
                 raise Refusal(404, "", "no such object")
-            self._file(entry, path, {"ETag": f'"{entry.etag}"'})
+            # On the same host, so the client follows its HEAD to here and wants the hub's headers here too.
+            commit = {"X-Repo-Commit": self.server.store.revision(found["repo"]) or ""}
+            self._file(entry, path, {**commit, **_linked(entry), "ETag": f'"{entry.etag}"'})
         elif path == "/api/whoami-v2":
             if self._token() is None:
                 raise Refusal(401, "", "Invalid username or password.")
@@ -160,9 +162,8 @@ class Handler(BaseHTTPRequestHandler):
         if not entry.lfs:
             self._file(entry, unquote(urlsplit(self.path).path), {**commit, "ETag": f'"{entry.etag}"'})
             return
-        linked = {"X-Linked-Size": str(entry.size), "X-Linked-Etag": f'"{entry.etag}"'}
         where = f"{self._base()}/__objects/{repo}/{entry.sha256}/{quote(path)}"
-        self._send(302, {**commit, **linked, "Location": where, "Content-Length": "0"})
+        self._send(302, {**commit, **_linked(entry), "Location": where, "Content-Length": "0"})
 
     def _commit(self, repo: str, revision: str) -> str:
         """The revision's full name; refuses as the hub does where repository or revision is unknown."""
@@ -257,6 +258,10 @@ class Handler(BaseHTTPRequestHandler):
     def _write(self, data: bytes) -> None:
         self.wfile.write(data)
         self.sent += len(data)
+
+
+def _linked(entry: Entry) -> dict[str, str]:
+    return {"X-Linked-Size": str(entry.size), "X-Linked-Etag": f'"{entry.etag}"'}
 
 
 def _true(query: dict[str, list[str]], key: str) -> bool:

@@ -74,10 +74,10 @@ def ours() -> int | None:
     """The pid of the dockerd that the lab started and that still runs, else None."""
     try:
         pid = int(PIDFILE.read_text())
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]  # empty once it has ended
     except (OSError, ValueError):
         return None
-    return pid if name == "dockerd" else None
+    return pid if program.rpartition(b"/")[2] == b"dockerd" else None
 
 
 def stop() -> bool:

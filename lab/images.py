@@ -8,10 +8,10 @@ import tarfile
 from pathlib import Path
 
 import docker
-from docker.errors import ImageNotFound
+from docker.errors import APIError, ImageNotFound
 
 from lab import rootfs
-from lab.paths import LabError, Progress, digest, labels
+from lab.paths import CHECKOUT, LABEL, LabError, Progress, digest, labels
 
 CONTEXT = Path(__file__).parent / "image"
 
@@ -63,7 +63,7 @@ def build(client: docker.DockerClient, progress: Progress) -> str:
     if not exists(client, base):
         rootfs.import_rootfs(base, PACKAGES, progress)
     progress("image", 0, None, spark)
-    context = _archive(context_files())
+    context = archive(context_files())
     error = ""
     for line in client.api.build(
         fileobj=context,
@@ -77,7 +77,7 @@ def build(client: docker.DockerClient, progress: Progress) -> str:
     ):
         error = line.get("error", error)
         if note := line.get("stream", "").strip():
-            progress("image", 0, None, note.splitlines()[0])
+            progress("image", 0, None, note.splitlines()[0].removeprefix("\x1b[91m"))
     if error or not exists(client, spark):
         raise LabError(f"image {spark} did not build: {error.strip()[-300:]}")
     progress("image", 1, 1, spark)
@@ -93,7 +93,22 @@ def exists(client: docker.DockerClient, tag: str) -> bool:
     return True
 
 
-def _archive(files: dict[str, bytes]) -> io.BytesIO:
+def remove(client: docker.DockerClient, progress: Progress) -> None:
+    """Removes the lab's images, by name and label; one that somebody still uses stays, and is named."""
+    chosen = client.images.list(name="sparkstack-lab/*")
+    chosen += client.images.list(filters={"label": f"{LABEL}={CHECKOUT}"})
+    for name in sorted({tag for image in chosen for tag in image.tags or [image.id or ""]}):
+        progress("images", 0, None, f"removing {name}")
+        try:
+            client.images.remove(name, force=True)
+        except ImageNotFound:
+            continue
+        except APIError as error:
+            progress("images", 0, None, f"{name} stays: {error.explanation}")
+
+
+def archive(files: dict[str, bytes]) -> io.BytesIO:
+    """A tar archive of these files, as a stream that stands at its start."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name, data in files.items():

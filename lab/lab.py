@@ -76,10 +76,7 @@ def down(everything: bool = False, progress: Progress = quiet) -> None:
         if client is not None:
             _sweep(client, CHECKOUT, progress)
             if everything:
-                for image in client.images.list(filters={"label": f"{LABEL}={CHECKOUT}"}):
-                    progress("images", 0, None, f"removing {', '.join(image.tags) or image.short_id}")
-                    for tag in image.tags or [image.id or ""]:
-                        client.images.remove(tag, force=True)
+                images.remove(client, progress)
         STATE.unlink(missing_ok=True)
         if everything:
             engine.stop()

@@ -1,0 +1,80 @@
+# ruff: noqa: E501 -- a message is compared with the whole line that a user reads
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from sparkstack.cli import main
+from sparkstack.report import RunReport
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    for number, name in enumerate(("b", "a")):
+        path = tmp_path / f"run-{name}.json"
+        RunReport(when=name, recipe="tiny", release="x").write(path)
+        os.utime(path, (number, number))
+    return tmp_path
+
+
+def test_the_newest_report_is_shown(reports: Path) -> None:
+    result = run("report", "--reports", str(reports))
+    assert result.exit_code == 0
+    assert result.output.splitlines()[0] == "run a, recipe tiny"
+
+
+def test_the_report_as_json(reports: Path) -> None:
+    assert json.loads(run("report", "--json", "--reports", str(reports)).output)["when"] == "a"
+
+
+def test_no_report_is_one_line_and_status_1(tmp_path: Path) -> None:
+    result = run("report", "--reports", str(tmp_path))
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"{tmp_path}: found no run-*.json; wanted the report of a run; run `pyinfra INVENTORY deploy.py` first\n"
+    )
+    assert "Traceback" not in result.output
+
+
+def test_check_says_every_problem_of_every_file(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("name: x\nserve: {prot: 1}\n")
+    good = RECIPES / "lab-tiny.yaml"
+    result = run("recipe", "check", str(bad), str(good), str(tmp_path / "none.yaml"))
+    assert result.exit_code == 1
+    assert result.stdout == f"{good}: ok (serves sparkstack-lab/tiny-qwen3.5-moe)\n"
+    lines = result.stderr.splitlines()
+    assert len(lines) == 6  # model, checkpoint, image, budget are missing; prot; the missing file
+    assert any("did you mean 'port'?" in line for line in lines)
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_check_of_good_files_is_status_0() -> None:
+    assert run("recipe", "check", str(RECIPES / "lab-tiny.yaml")).exit_code == 0
+
+
+def test_what_show_prints_is_a_recipe_again(tmp_path: Path) -> None:
+    shown = run("recipe", "show", "lab-tiny", "--recipes", str(RECIPES)).output
+    assert yaml.safe_load(shown)["serve"]["extra_docker_args"] == []
+    (tmp_path / "again.yaml").write_text(shown)
+    assert run("recipe", "check", str(tmp_path / "again.yaml")).exit_code == 0
+
+
+def test_an_unknown_recipe_is_one_line() -> None:
+    result = run("recipe", "show", "lab-tinny", "--recipes", str(RECIPES))
+    assert result.exit_code == 1
+    assert result.stderr.endswith("did you mean 'lab-tiny'?\n")
+
+
+def test_the_lab_is_a_command() -> None:
+    assert "lab" in run("--help").output
+    assert run("lab", "--help").exit_code == 0

@@ -1,0 +1,174 @@
+# ruff: noqa: E501 -- a message is compared with the whole line that a user reads
+from ipaddress import IPv4Network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkstack.errors import SparkstackError
+from sparkstack.topology import FabricPlan, collisions, plan
+
+NAMES = [f"spark-{number}" for number in range(1, 13)]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> FabricPlan:
+    kind = draw(st.sampled_from(["single", "pair", "ring", "switch"]))
+    low, high = {"single": (1, 1), "pair": (2, 2), "ring": (3, 12), "switch": (2, 12)}[kind]
+    port = 0 if kind == "ring" else draw(st.sampled_from([0, 1]))
+    base = draw(st.sampled_from([None, "10.40.0.0/16", "172.20.32.0/19"]))
+    return plan(kind, NAMES[: draw(st.integers(low, high))], base, port)
+
+
+@given(plans())
+def test_no_two_interfaces_of_a_host_share_a_subnet_or_a_name(fabric: FabricPlan) -> None:
+    for node in fabric.nodes:
+        interfaces = fabric.of(node.name)
+        assert len({i.subnet for i in interfaces}) == len({i.name for i in interfaces}) == len(interfaces)
+
+
+@given(plans())
+def test_neighbours_share_exactly_the_subnets_of_their_cable(fabric: FabricPlan) -> None:
+    for node in fabric.nodes:
+        for interface in fabric.of(node.name):
+            sharing = {
+                other.name
+                for other in fabric.nodes
+                if other != node and any(i.subnet == interface.subnet for i in fabric.of(other.name))
+            }
+            assert sharing == set(interface.peers)
+
+
+@given(plans())
+def test_no_address_is_given_twice_and_each_is_in_its_subnet(fabric: FabricPlan) -> None:
+    interfaces = [i for node in fabric.nodes for i in fabric.of(node.name)]
+    assert len({i.address for i in interfaces}) == len(interfaces)
+    for interface in interfaces:
+        network = IPv4Network(interface.subnet)
+        assert network.prefixlen == 24
+        assert interface.address in map(str, network.hosts())
+
+
+@given(plans())
+def test_a_fabric_does_not_collide_with_itself(fabric: FabricPlan) -> None:
+    routes = {
+        node.name: [
+            f"{i.subnet} dev {i.name} proto kernel scope link src {i.address}" for i in fabric.of(node.name)
+        ]
+        for node in fabric.nodes
+    }
+    assert collisions(fabric, routes) == []
+
+
+def test_a_single_spark_has_no_fabric() -> None:
+    fabric = plan("single", ["a"])
+    assert fabric.of("a") == ()
+    assert fabric.nodes[0].ports == ()
+
+
+@pytest.mark.parametrize("port", [0, 1])
+def test_a_pair(port: int) -> None:
+    fabric = plan("pair", ["a", "b"], port=port)
+    assert [(i.name, i.hca, i.cidr, i.mtu, i.peers) for i in fabric.of("b")] == [
+        (f"enp1s0f{port}np{port}", f"rocep1s0f{port}", "192.168.100.11/24", 9000, ("a",)),
+        (f"enP2p1s0f{port}np{port}", f"roceP2p1s0f{port}", "192.168.101.11/24", 9000, ("a",)),
+    ]
+    assert [i.address for i in fabric.of("a")] == ["192.168.100.10", "192.168.101.10"]
+    assert fabric.nodes[0].ports == (port,)
+
+
+def test_a_ring_goes_from_port_0_to_port_1_of_the_next() -> None:
+    fabric = plan("ring", ["a", "b", "c", "d"])
+    subnet = {(node, i.name): i.subnet for node in "abcd" for i in fabric.of(node)}
+    for node, following in zip("abcd", "bcda", strict=True):
+        assert subnet[node, "enp1s0f0np0"] == subnet[following, "enp1s0f1np1"]
+        assert subnet[node, "enP2p1s0f0np0"] == subnet[following, "enP2p1s0f1np1"]
+    assert all(node.ports == (0, 1) for node in fabric.nodes)
+    link = fabric.link("a", "b")
+    assert link is not None and link.name == "enp1s0f0np0"
+    assert fabric.link("a", "c") is None
+
+
+def test_a_switch_has_two_networks_for_all() -> None:
+    fabric = plan("switch", ["a", "b", "c"], port=1)
+    assert [i.cidr for i in fabric.of("c")] == ["192.168.100.12/24", "192.168.101.12/24"]
+    assert fabric.of("a")[0].peers == ("b", "c")
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "more", "line"),
+    [
+        ("pear", ["a"], {}, "topology: found 'pear'; wanted one of: single, pair, ring, switch; did you mean 'pair'?"),
+        ("single", ["a", "b"], {}, "topology 'single': found 2 nodes (a, b); wanted exactly 1 node; name the cabling: pair, ring or switch"),
+        ("pair", ["a"], {}, "topology 'pair': found 1 nodes (a); wanted exactly 2 nodes; use single for one, ring or switch for more"),
+        ("pair", [], {}, "topology 'pair': found no nodes; wanted exactly 2 nodes; use single for one, ring or switch for more"),
+        ("ring", ["a", "b"], {}, "topology 'ring': found 2 nodes (a, b); wanted 3 to 245 nodes; two Sparks with a cable are a pair"),
+        ("pair", ["a", "a"], {}, "topology 'pair': found node 'a' twice; wanted each node once; correct the inventory"),
+        ("pair", ["a", "b"], {"port": 2}, "topology 'pair': found port 2; wanted port 0 or 1; port 0 is the cage beside the RJ45"),
+        ("ring", ["a", "b", "c"], {"port": 1}, "topology 'ring': found port 1; wanted no port; a ring uses both ports; remove it"),
+        ("pair", ["a", "b"], {"base": "10.0.0.0/24"}, "topology 'pair': found base 10.0.0.0/24 with room for 1 networks of /24; wanted room for 2; declare a wider base"),
+        ("pair", ["a", "b"], {"base": "10.0.0.0/28"}, "topology 'pair': found base 10.0.0.0/28 with room for 0 networks of /24; wanted room for 2; declare a wider base"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_built(kind: str, nodes: list[str], more: dict[str, object], line: str) -> None:
+    with pytest.raises(SparkstackError) as caught:
+        plan(kind, nodes, **more)  # type: ignore[arg-type]
+    assert caught.value.lines == [line]
+
+
+@pytest.mark.parametrize("base", ["10.0.0.1/16", "nonsense", "fd00::/48", "10.0.0.0/40"])
+def test_a_base_that_is_no_network(base: str) -> None:
+    with pytest.raises(SparkstackError, match="wanted an IPv4 network such as"):
+        plan("pair", ["a", "b"], base)
+
+
+def test_245_nodes_are_the_most() -> None:
+    assert plan("switch", [str(n) for n in range(245)]).of("244")[0].address == "192.168.100.254"
+    with pytest.raises(SparkstackError):
+        plan("switch", [str(n) for n in range(246)])
+
+
+@pytest.mark.parametrize(
+    ("route", "found"),
+    [
+        ("192.168.100.0/24 dev wlP9s9 proto kernel", "found route 192.168.100.0/24 on wlP9s9; wanted 192.168.100.0/24 free"),
+        ("192.168.0.0/16 via 10.0.0.1 dev tun0", "found route 192.168.0.0/16 on tun0; wanted 192.168.100.0/24 free"),
+        ("192.168.101.7", "found route 192.168.101.7/32; wanted 192.168.101.0/24 free"),
+        ("unreachable 192.168.100.128/25", "found route 192.168.100.128/25; wanted 192.168.100.0/24 free"),
+        # Both twins in one network, as some set-up scripts leave them.
+        ("192.168.100.0/24 dev enP2p1s0f0np0", "found route 192.168.100.0/24 on enP2p1s0f0np0; wanted 192.168.100.0/24 free"),
+        ("what is this", "found route 'what is this'; wanted lines of `ip -4 route`"),
+    ],
+)  # fmt: skip
+def test_routes_that_collide_on_any_host(route: str, found: str) -> None:
+    fabric = plan("pair", ["a", "b"])
+    for host in ("a", "elsewhere"):
+        first = str(collisions(fabric, {host: [route]})[0])
+        assert first.startswith(f"{host}: {found}")
+
+
+def test_a_route_over_both_networks_is_two_problems() -> None:
+    assert len(collisions(plan("pair", ["a", "b"]), {"b": ["192.168.0.0/16 dev tun0"]})) == 2
+
+
+def test_a_wide_route_on_our_own_interface_is_not_ours() -> None:
+    route = "192.168.100.0/23 dev enp1s0f0np0"
+    assert len(collisions(plan("pair", ["a", "b"]), {"a": [route]})) == 2
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        "default via 192.168.1.1 dev enP7s7",
+        "0.0.0.0/0",
+        "128.0.0.0/1 dev tun0",
+        "172.17.0.0/16 dev docker0",
+        "192.168.102.0/24",
+        "192.168.100.0/24 dev enp1s0f0np0",
+        "fd00::/64 dev enP7s7",
+        "nexthop via 10.0.0.1 dev x",
+        "",
+    ],
+)
+def test_routes_that_do_not_collide(route: str) -> None:
+    assert collisions(plan("pair", ["a", "b"]), {"a": [route]}) == []

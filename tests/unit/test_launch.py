@@ -172,7 +172,7 @@ def test_docker_for_a_cpu() -> None:
 
 def test_vllm_is_the_main_process() -> None:
     for accelerator in ("gpu", "cpu"):
-        words = docker_argv(["vllm"], image="i", checkpoint_dir="/c", accelerator=accelerator)  # type: ignore[arg-type]
+        words = docker_argv(["vllm"], image="i", checkpoint_dir="/c", accelerator=accelerator)
         assert "--init" not in words
         assert "--privileged" not in words
 

@@ -161,4 +161,4 @@ def test_every_input_of_a_release_counts() -> None:
         (*base[:3], [{}, {"X": "1"}], base[4]),
         (*base[:4], "[Service]"),
     ]
-    assert len({release.release_id(*inputs) for inputs in (base, *changed)}) == 6  # type: ignore[arg-type]
+    assert len({release.release_id(*inputs) for inputs in (base, *changed)}) == 6

@@ -1,6 +1,6 @@
 """Fresh Sparks become a serving cluster that has proved its speed; run again unchanged, nothing is touched.
 
-    pyinfra inventories/lab.py deploy.py [-y | --dry] [--data only=docker,serve]
+pyinfra inventories/lab.py deploy.py [-y | --dry] [--data only=docker,serve]
 """
 
 from pyinfra import host

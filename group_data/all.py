@@ -3,7 +3,7 @@
 The file is the reference: a name that is not here is not a knob.
 """
 
-# What to serve: the name of a file in recipes/ (without .yaml).
+# What to serve: the name of a file in recipes/ (without .yaml), or the path of a file anywhere.
 recipe = "lab-tiny"
 
 # The user that owns the daily work on each Spark; joins the group "docker".

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from pyinfra import host
-from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
+from pyinfra.api import FunctionCommand, deploy, operation
 
 from sparkstack import gates
 from tasks import report
 from tasks.facts import Json
-from tasks.files import ManagedFile
+from tasks.files import Commands, ManagedFile
 from tasks.remote import job, report_failure, shell
 from tasks.site import Site
 
@@ -22,7 +21,7 @@ def _same_measurement(found: Any, site: Site) -> bool:
 
 
 @operation()
-def measured(site: Site) -> Iterator[StringCommand | FunctionCommand]:
+def measured(site: Site) -> Commands:
     """Measure the endpoint from the head, as a job.
 
     No-op when this release has been measured with this profile; `bench.py` measures anew.
@@ -46,7 +45,7 @@ def measured(site: Site) -> Iterator[StringCommand | FunctionCommand]:
 
 
 @operation()
-def judged(site: Site) -> Iterator[StringCommand | FunctionCommand]:
+def judged(site: Site) -> Commands:
     """Compare the measurement with the recipe's expectations and keep the verdict beside it.
 
     No-op when the verdict stands already. A miss fails the host with the figures, on every run.
@@ -66,15 +65,18 @@ def judged(site: Site) -> Iterator[StringCommand | FunctionCommand]:
 
 def _judge_fresh(state: Any, head: Any, site: Site) -> bool:
     _, text = shell(head, f"ls {site.measurement_path}")
-    return report_failure(head, f"{head.name}: benchmark: found no measurement ({text}); wanted one; run again")
+    return report_failure(
+        head, f"{head.name}: benchmark: found no measurement ({text}); wanted one; run again"
+    )
 
 
 def _missed(state: Any, head: Any, site: Site, verdict: dict[str, Any]) -> bool:
     missed = [line for line in verdict["lines"] if line["verdict"] == "fail"]
     figures = ", ".join(f"{line['name']} {line['measured']} (expected {line['expected']})" for line in missed)
     return report_failure(
-        head, f"{head.name}: benchmark: found {figures}; wanted what recipe {site.recipe.name} expects; "
-              "look at the report, or correct `expect`"
+        head,
+        f"{head.name}: benchmark: found {figures}; wanted what recipe {site.recipe.name} expects; "
+        "look at the report, or correct `expect`",
     )
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from pyinfra import host
-from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
+from pyinfra.api import deploy, operation
 
 from tasks import share
 from tasks.facts import Json
-from tasks.files import ManagedFile
+from tasks.files import Commands, ManagedFile
 from tasks.operations import managed_files
 from tasks.remote import job
 from tasks.site import Site
 
 
 @operation()
-def staged(site: Site) -> Iterator[StringCommand | FunctionCommand]:
+def staged(site: Site) -> Commands:
     """Download at the pinned revision and transform on the head, as a job that a later run can join.
 
     No-op when the checkpoint's folder has its manifest, which is written last.
@@ -48,7 +47,7 @@ def staged(site: Site) -> Iterator[StringCommand | FunctionCommand]:
 
 
 @operation()
-def received(site: Site) -> Iterator[StringCommand | FunctionCommand]:
+def received(site: Site) -> Commands:
     """Receive the head's checkpoint over the fabric, each file checked against the manifest.
 
     No-op when this host's manifest equals the head's.
@@ -77,9 +76,7 @@ def deploy_checkpoint(site: Site) -> None:
     if site.is_head:
         if site.hub_token_path:
             token = Path(site.data.hub_token_file).expanduser()
-            managed_files(
-                name="hub token", files=[ManagedFile.local(site.hub_token_path, token, "600")]
-            )
+            managed_files(name="hub token", files=[ManagedFile.local(site.hub_token_path, token, "600")])
         staged(name="checkpoint is staged on the head", site=site)
     else:
         received(name="checkpoint is the head's", site=site)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Iterator
 
 from pyinfra import host
-from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
+from pyinfra.api import deploy, operation
 
 from tasks import wheels
 from tasks.facts import Text
-from tasks.files import ManagedFile
+from tasks.files import Commands, ManagedFile
 from tasks.operations import wheel_installed
 from tasks.remote import fail, shell_job
 from tasks.site import ROOT, Site
@@ -21,7 +20,7 @@ MARKER = ".sparkstack"
 
 
 @operation()
-def miniforge(url: str | None, sha256: str | None, prefix: str) -> Iterator[StringCommand | FunctionCommand]:
+def miniforge(url: str | None, sha256: str | None, prefix: str) -> Commands:
     """Install Miniforge under `prefix` from an installer with exactly this SHA-256.
 
     No-op when the prefix's marker holds that SHA-256. An installer with another hash never runs.
@@ -42,8 +41,10 @@ def miniforge(url: str | None, sha256: str | None, prefix: str) -> Iterator[Stri
 mkdir -p {shlex.quote(str(prefix))}
 curl -fsSL --retry 3 -o {installer} {shlex.quote(url)}
 echo "{sha256}  {installer}" | sha256sum -c --quiet || {{
-  rm -f {installer}; echo "found another SHA-256 than {sha256} at {url}; wanted the pinned one; check conda_url"
-  exit 1; }}
+  rm -f {installer}
+  echo "found another SHA-256 than {sha256} at {url}; wanted the pinned one; check conda_url"
+  exit 1
+}}
 bash {installer} -b -u -p {prefix}
 rm -f {installer}
 echo {sha256} > {prefix}/{MARKER}
@@ -52,7 +53,7 @@ echo {sha256} > {prefix}/{MARKER}
 
 
 @operation()
-def environment(prefix: str, definition: str, pip_environment: dict[str, str]) -> Iterator[StringCommand | FunctionCommand]:
+def environment(prefix: str, definition: str, pip_environment: dict[str, str]) -> Commands:
     """Build the conda environment `<prefix>/env` from a definition (the YAML's text).
 
     No-op when the environment's marker holds the definition's hash; rebuilt whole when it changed.
@@ -82,15 +83,22 @@ def deploy_conda(site: Site) -> None:
     """After this the host runs jobs: `<install_dir>/env/bin/python -m onhost`."""
     prefix = site.data.install_dir
     miniforge(
-        name="Miniforge is installed", url=site.data.conda_url, sha256=site.data.conda_sha256,
+        name="Miniforge is installed",
+        url=site.data.conda_url,
+        sha256=site.data.conda_sha256,
         prefix=f"{prefix}/conda",
     )
     environment(
-        name="environment is built", prefix=prefix, definition=(ROOT / "files/environment.yml").read_text(),
+        name="environment is built",
+        prefix=prefix,
+        definition=(ROOT / "files/environment.yml").read_text(),
         pip_environment=site.data.pip_environment,
     )
     wheel, digest = wheels.build(ROOT / "onhost")
     wheel_installed(
-        name="package onhost is installed", python=site.python, wheel=wheel, digest=digest,
+        name="package onhost is installed",
+        python=site.python,
+        wheel=wheel,
+        digest=digest,
         marker=f"{prefix}/env/.sparkstack-onhost",
     )

@@ -17,7 +17,9 @@ def deploy_docker(site: Site) -> None:
         name="daemon.json has our settings", path="/etc/docker/daemon.json", settings=settings
     )
     systemd.service(
-        name="daemon restarts for changed settings", service="docker.service", restarted=True,
+        name="daemon restarts for changed settings",
+        service="docker.service",
+        restarted=True,
         _if=merged.did_change,
     )
     systemd.service(name="daemon runs", service="docker.service", running=True, enabled=True)

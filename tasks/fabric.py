@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from pyinfra import host
 from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
 from sparkstack import launch, netplan, routes
-from sparkstack.topology import Interface
+from sparkstack.fabric import Interface
 from tasks.facts import Addresses, FileStates, Hcas, Routes
-from tasks.files import ManagedFile
+from tasks.files import Commands, ManagedFile
 from tasks.operations import managed_files
 from tasks.remote import fail, report_failure, shell
 from tasks.site import Site
@@ -23,7 +22,7 @@ SETTLE_SECONDS = 20
 
 
 @operation()
-def addressed(site: Site) -> Iterator[StringCommand | FunctionCommand]:
+def addressed(site: Site) -> Commands:
     """Bring the twins' addresses up through a netplan file of ours.
 
     No-op when the file is as declared and every interface carries its address. A wanted subnet that
@@ -34,8 +33,8 @@ def addressed(site: Site) -> Iterator[StringCommand | FunctionCommand]:
     missing = [i.name for i in interfaces if i.name not in present]
     if missing:
         yield fail(
-            f"{host.name}: fabric: found no interface {', '.join(missing)}; wanted the ports of `fabric` in the "
-            "inventory; check the cabling and the port number"
+            f"{host.name}: fabric: found no interface {', '.join(missing)}; wanted the "
+            "ports of `fabric` in the inventory; check the cabling and the port number"
         )
         return
     problems = routes.collisions(site.fabric, {host.name: host.get_fact(Routes)})
@@ -67,13 +66,14 @@ def _settled(state: Any, host: Any, interfaces: tuple[Interface, ...]) -> bool:
             return report_failure(
                 host,
                 f"{host.name}: fabric: found no address {missing[0].cidr} on {missing[0].name} after "
-                f"{SETTLE_SECONDS} s; wanted it from {netplan.PATH}; see `networkctl status {missing[0].name}`",
+                f"{SETTLE_SECONDS} s; wanted it from {netplan.PATH}; see "
+                f"`networkctl status {missing[0].name}`",
             )
         time.sleep(1)
 
 
 @operation()
-def rank_environment(site: Site) -> Iterator[StringCommand]:
+def rank_environment(site: Site) -> Commands:
     """Write this rank's fabric.env. No-op when it names exactly the devices that are active now."""
     environment = site.rank_env(host.get_fact(Hcas))
     yield from managed_files._inner(

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 from pyinfra.api import FactBase
+
+SURVEY = Path(__file__).with_name("survey.sh")
 
 
 class FileStates(FactBase[dict[str, dict[str, str]]]):
@@ -20,8 +23,8 @@ class FileStates(FactBase[dict[str, dict[str, str]]]):
     def command(self, paths: list[str]) -> str:
         names = " ".join(shlex.quote(path) for path in paths)
         return (
-            f"for f in {names}; do if [ -f \"$f\" ]; then "
-            "s=$(sha256sum < \"$f\"); echo \"${s%% *} $(stat -c '%a %U:%G' \"$f\") $f\"; fi; done"
+            f'for f in {names}; do if [ -f "$f" ]; then '
+            's=$(sha256sum < "$f"); echo "${s%% *} $(stat -c \'%a %U:%G\' "$f") $f"; fi; done'
         )
 
     def process(self, output: list[str]) -> dict[str, dict[str, str]]:
@@ -122,9 +125,9 @@ class ServeState(FactBase[dict[str, str]]):
 
     def command(self, config_dir: str) -> str:
         return (
-            f"echo \"release=$(basename \"$(readlink {shlex.quote(config_dir)}/current)\" 2>/dev/null)\"; "
-            "echo \"unit=$(systemctl show -p ActiveState --value sparkstack-serve.service)\"; "
-            "echo \"container=$(docker ps -q --no-trunc --filter name=^sparkstack-serve$ 2>/dev/null)\"; "
+            f'echo "release=$(basename "$(readlink {shlex.quote(config_dir)}/current)" 2>/dev/null)"; '
+            'echo "unit=$(systemctl show -p ActiveState --value sparkstack-serve.service)"; '
+            'echo "container=$(docker ps -q --no-trunc --filter name=^sparkstack-serve$ 2>/dev/null)"; '
             f"cd {shlex.quote(config_dir)} && cmp -s fabric.env current/fabric.env && echo fabric=same; true"
         )
 
@@ -142,33 +145,8 @@ class Survey(FactBase[dict[str, Any]]):
     default = dict
 
     def command(self, paths: list[str], port: int) -> str:
-        folders = " ".join(shlex.quote(path) for path in paths)
-        return "\n".join(
-            [
-                ". /etc/os-release",
-                'echo "system=$ID:$VERSION_ID"',
-                'echo "arch=$(uname -m)"',
-                'echo "kernel=$(uname -r)"',
-                'echo "clock=$(date +%s.%N)"',
-                'echo "user=$(id -un)"',
-                "echo \"python=$(python3 -c 'import platform; print(platform.python_version())' 2>/dev/null)\"",
-                "awk '/^MemAvailable/ {print \"memory_available=\" $2*1024} "
-                "/^MemTotal/ {print \"memory_total=\" $2*1024}' /proc/meminfo",
-                f"for d in {folders}; do p=$d; while [ ! -e \"$p\" ]; do p=$(dirname \"$p\"); done;"
-                ' echo "disk:$d=$(df -PB1 "$p" | awk \'NR==2 {print $4}\')"; done',
-                f"l=$(ss -Hltnp 'sport = :{int(port)}' 2>/dev/null | head -1)",
-                'if [ -z "$l" ]; then echo port=free; '
-                "elif docker ps -q --filter name=^sparkstack-serve$ 2>/dev/null | grep -q .; "
-                'then echo port=sparkstack; '
-                "else echo \"port=$(echo \"$l\" | sed -n 's/.*users:((\"\\([^\"]*\\)\".*/\\1/p' | grep . "
-                '|| echo another process)"; fi',
-                "if command -v nvidia-smi >/dev/null; then echo \"gpu=$(nvidia-smi "
-                '--query-gpu=name,compute_cap,driver_version --format=csv,noheader 2>/dev/null | head -1)"; fi',
-                'command -v docker >/dev/null && echo "docker=$(docker version '
-                "--format '{{.Server.Version}}' 2>/dev/null)\"",
-                "true",
-            ]
-        )
+        words = ["sh", "-c", SURVEY.read_text(), "survey", str(port), *paths]
+        return " ".join(shlex.quote(word) for word in words)
 
     def process(self, output: list[str]) -> dict[str, Any]:
         found: dict[str, Any] = {"disk": {}}
@@ -188,8 +166,8 @@ class Hcas(FactBase[list[str]]):
 
     def command(self) -> str:
         return (
-            "for d in /sys/class/infiniband/*; do [ -e \"$d\" ] || continue; "
-            "grep -q ACTIVE \"$d\"/ports/*/state && basename \"$d\"; done; true"
+            'for d in /sys/class/infiniband/*; do [ -e "$d" ] || continue; '
+            'grep -q ACTIVE "$d"/ports/*/state && basename "$d"; done; true'
         )
 
     def process(self, output: list[str]) -> list[str]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
-from pyinfra.api import StringCommand
+from pyinfra.api import FunctionCommand, StringCommand
+
+# What an operation yields.
+Commands = Generator[StringCommand | FunctionCommand, None, None]
 
 
 @dataclass(frozen=True)

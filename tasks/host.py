@@ -14,6 +14,9 @@ def deploy_host(site: Site) -> None:
     apt.packages(name="packages are there", packages=site.data.packages)
     server.group(name="group docker exists", group="docker", system=True)
     server.user(
-        name=f"{site.data.user} may use Docker", user=site.data.user, groups=["docker"], append=True,
+        name=f"{site.data.user} may use Docker",
+        user=site.data.user,
+        groups=["docker"],
+        append=True,
         ensure_home=False,
     )

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pyinfra import host
-from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
+from pyinfra.api import deploy, operation
 
 from tasks import share
 from tasks.facts import ImageId
-from tasks.files import ManagedFile
+from tasks.files import Commands, ManagedFile
 from tasks.remote import fail, job
 from tasks.site import Site
 
 
 @operation()
-def built(site: Site) -> Iterator[StringCommand | FunctionCommand]:
+def built(site: Site) -> Commands:
     """Pull the base by digest and build the image on the head, as a job that a later run can join.
 
     No-op when the tag exists (the tag is the hash of base, plugin, Dockerfile and arguments).
     """
     found = host.get_fact(ImageId, tag=site.image_tag)
     if found == "":
-        yield fail(f"{host.name}: image: found a Docker daemon that does not answer; see `systemctl status docker`")
+        yield fail(
+            f"{host.name}: image: found a Docker daemon that does not answer; see `systemctl status docker`"
+        )
         return
     if found:
         host.noop(f"{site.image_tag} is built")
@@ -45,7 +45,7 @@ def built(site: Site) -> Iterator[StringCommand | FunctionCommand]:
 
 
 @operation()
-def received(site: Site) -> Iterator[StringCommand | FunctionCommand]:
+def received(site: Site) -> Commands:
     """Receive the head's image over the fabric. No-op when this host has the same image id."""
     wanted = site.head.get_fact(ImageId, tag=site.image_tag)
     found = host.get_fact(ImageId, tag=site.image_tag)
@@ -65,13 +65,15 @@ def received(site: Site) -> Iterator[StringCommand | FunctionCommand]:
 
 
 @operation()
-def same_everywhere(site: Site) -> Iterator[FunctionCommand]:
+def same_everywhere(site: Site) -> Commands:
     """Compare this host's image id with the head's. Never changes anything; a difference fails the host."""
     wanted = site.head.get_fact(ImageId, tag=site.image_tag)
     found = host.get_fact(ImageId, tag=site.image_tag)
     if found != wanted:
-        yield fail(f"{host.name}: image {site.image_tag}: found {found or 'none'}; wanted {wanted} as on "
-                   f"{site.head.name}; remove it with `docker rmi` and run again")
+        yield fail(
+            f"{host.name}: image {site.image_tag}: found {found or 'none'}; wanted {wanted} as on "
+            f"{site.head.name}; remove it with `docker rmi` and run again"
+        )
 
 
 @deploy("image")

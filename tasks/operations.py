@@ -7,22 +7,21 @@ root-only sibling and rename it, so that a killed run leaves the old file or the
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pyinfra import host
-from pyinfra.api import FunctionCommand, StringCommand, operation
+from pyinfra.api import StringCommand, operation
 
 from sparkstack import daemon_json
 from sparkstack.errors import SparkstackError
 from tasks.facts import FileStates, Text
-from tasks.files import ManagedFile
+from tasks.files import Commands, ManagedFile
 from tasks.remote import fail
 
 
 @operation()
-def managed_files(files: list[ManagedFile]) -> Iterator[StringCommand]:
+def managed_files(files: list[ManagedFile]) -> Commands:
     """Make each file exist with exactly this content, mode and owner.
 
     No-op when every file already has its SHA-256, mode and owner.
@@ -36,7 +35,7 @@ def managed_files(files: list[ManagedFile]) -> Iterator[StringCommand]:
 
 
 @operation()
-def merged_daemon_json(path: str, settings: dict[str, Any]) -> Iterator[StringCommand | FunctionCommand]:
+def merged_daemon_json(path: str, settings: dict[str, Any]) -> Commands:
     """Merge `settings` into Docker's daemon.json; keys of others stay, lists become exactly ours.
 
     No-op when the file already says so. The file as it was before our first change stays beside it
@@ -58,7 +57,7 @@ def merged_daemon_json(path: str, settings: dict[str, Any]) -> Iterator[StringCo
 
 
 @operation()
-def wheel_installed(python: str, wheel: Path, digest: str, marker: str) -> Iterator[StringCommand]:
+def wheel_installed(python: str, wheel: Path, digest: str, marker: str) -> Commands:
     """Install a wheel of ours into an environment.
 
     No-op when `marker` (a file in the environment) holds the digest of the wheel's sources.

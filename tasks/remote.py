@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from pyinfra import host as current_host
@@ -18,7 +17,7 @@ from pyinfra.api import FunctionCommand, StringCommand
 
 from sparkstack.progress import Progress
 from tasks import report
-from tasks.files import ManagedFile
+from tasks.files import Commands, ManagedFile
 
 POLL_SECONDS = 1.0
 
@@ -51,7 +50,7 @@ def fail(line: str) -> FunctionCommand:
     return FunctionCommand(say, (), {})
 
 
-def job(plan: dict[str, Any]) -> Iterator[StringCommand | FunctionCommand]:
+def job(plan: dict[str, Any]) -> Commands:
     """Commands that hand a plan (docs/interfaces.md) to the host, start or join its job, and follow it."""
     path = f"{current_host.data.state_dir}/plans/{plan['job']}.json"
     yield ManagedFile.text(path, json.dumps(plan, indent=1, sort_keys=True) + "\n", "600").write()
@@ -107,7 +106,11 @@ def _show(label: str, line: str) -> None:
     except ValueError:
         return  # a line that is being written just now
     progress.update(
-        label, step.get("stage", ""), step.get("done", 0), step.get("total"), step.get("unit", ""),
+        label,
+        step.get("stage", ""),
+        step.get("done", 0),
+        step.get("total"),
+        step.get("unit", ""),
         step.get("note", ""),
     )
 
@@ -119,7 +122,7 @@ def _finish(host: Any, name: str, label: str, result: dict[str, Any]) -> bool:
     return report_failure(host, f"{name}: {result.get('error', 'failed without a word')}")
 
 
-def shell_job(kind: str, ident: str, script: str) -> Iterator[StringCommand | FunctionCommand]:
+def shell_job(kind: str, ident: str, script: str) -> Commands:
     """Like `job`, for a script that must run before the package `onhost` is there."""
     name = f"sparkstack-{kind}-{ident}"
     path = f"{current_host.data.state_dir}/plans/{name}.sh"

@@ -20,16 +20,15 @@ from sparkstack.report import RunReport
 REPORTS = Path(__file__).resolve().parent.parent / "reports"
 
 _report: RunReport | None = None
+_started: dict[str, float] = {}
 
 
 class _Events(BaseStateCallback):
-    """Callbacks have no instance state in pyinfra; the run's report is the module's."""
-
-    started: dict[str, float] = {}
+    """pyinfra's callbacks are static; what they collect is the module's."""
 
     @staticmethod
     def operation_start(state: Any, op_hash: str) -> None:
-        _Events.started[op_hash] = time.monotonic()
+        _started[op_hash] = time.monotonic()
 
     @staticmethod
     def operation_host_error(
@@ -46,7 +45,7 @@ def _record(state: Any, op_hash: str, failed: Any = None) -> None:
     assert _report is not None
     name = next(iter(state.get_op_meta(op_hash).names))
     stage, _, operation = name.partition(" | ")
-    seconds = time.monotonic() - _Events.started.get(op_hash, time.monotonic())
+    seconds = time.monotonic() - _started.get(op_hash, time.monotonic())
     if failed is not None:
         _report.add(stage, failed.name, operation, "failed", seconds)
         return
@@ -78,6 +77,7 @@ def note_benchmark(site: Any, measurement: dict[str, Any], verdict: dict[str, An
     """Where the endpoint is, what was measured there, and how it was judged."""
     if _report is not None:
         _report.endpoint = site.endpoint
+        _report.head = site.head.name
         _report.model = site.served_model
         _report.measurement = measurement
         _report.verdict = verdict

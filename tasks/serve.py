@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from pyinfra import host
@@ -12,6 +11,7 @@ from pyinfra.api import FunctionCommand, deploy, operation
 from pyinfra.operations import systemd
 
 from tasks.facts import ServeState
+from tasks.files import Commands
 from tasks.operations import managed_files
 from tasks.remote import POLL_SECONDS, progress, report_failure, shell
 from tasks.site import UNIT, Site
@@ -21,13 +21,15 @@ def serving(site: Site) -> bool:
     """True when every rank runs this release with its present fabric environment."""
     states = [rank.get_fact(ServeState, config_dir=site.data.config_dir) for rank in site.hosts]
     return all(
-        state.get("release") == site.release_id and state.get("unit") == "active" and state.get("fabric") == "same"
+        state.get("release") == site.release_id
+        and state.get("unit") == "active"
+        and state.get("fabric") == "same"
         for state in states
     )
 
 
 @operation()
-def activated(site: Site) -> Iterator[FunctionCommand]:
+def activated(site: Site) -> Commands:
     """Make this release the one that serves, on all ranks, from the head's place in the run.
 
     No-op when on every rank `current` is this release, started with the present fabric.env, and the unit
@@ -54,7 +56,7 @@ def _activate(state: Any, head: Any, site: Site) -> bool:
             rank,
             f"cp {config}/fabric.env {release}/fabric.env && ln -sfn {release} {config}/current.new"
             f" && mv -fT {config}/current.new {config}/current && systemctl reset-failed {UNIT} 2>/dev/null; "
-            f"test \"$(readlink {config}/current)\" = {shlex.quote(release)}",
+            f'test "$(readlink {config}/current)" = {shlex.quote(release)}',
         )
         if not ok:
             return report_failure(head, f"{rank.name}: `current` could not be switched; found: {said}")
@@ -71,9 +73,7 @@ def _follow_start(site: Site, label: str) -> bool:
     limit = site.recipe.serve.ready_timeout_s
     last_line = "docker logs --tail 1 sparkstack-serve 2>&1 | cut -c1-160"
     while True:
-        _, text = shell(
-            site.head, f"systemctl show -p ActiveState --value {UNIT}; {last_line}; true"
-        )
+        _, text = shell(site.head, f"systemctl show -p ActiveState --value {UNIT}; {last_line}; true")
         state, *said = text.splitlines() or [""]
         if state == "active":
             progress.finish(label)
@@ -86,8 +86,11 @@ def _follow_start(site: Site, label: str) -> bool:
             progress.finish(label)
             name = broken[0] if broken else site.head.name
             rank = next(rank for rank in site.hosts if rank.name == name)
-            _, journal = shell(rank, f"journalctl -u {UNIT} -n 40 -o cat --no-pager | grep -iE "
-                                     "'error|exception|found' | tail -n 2 | cut -c1-300; true")
+            _, journal = shell(
+                rank,
+                f"journalctl -u {UNIT} -n 40 -o cat --no-pager | grep -iE "
+                "'error|exception|found' | tail -n 2 | cut -c1-300; true",
+            )
             found = " / ".join(journal.split("\n")) or "no error in its journal"
             return report_failure(
                 site.head,

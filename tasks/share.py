@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Iterator
 from typing import Any
 
 from pyinfra import host
 from pyinfra.api import FunctionCommand, StringCommand, operation
 
 from tasks.facts import UnitState
-from tasks.files import ManagedFile
+from tasks.files import Commands, ManagedFile
 from tasks.remote import report_failure, shell, start_and_follow
 from tasks.site import Site
 
@@ -27,13 +26,16 @@ def _token_file(site: Site) -> str:
     return f"{site.secrets_dir}/share.token"
 
 
-def fetch(site: Site, plan: dict[str, Any]) -> Iterator[StringCommand | FunctionCommand]:
+def fetch(site: Site, plan: dict[str, Any]) -> Commands:
     """Commands on a worker that fetch something from the head: open the share, run the job."""
     path = f"{site.data.state_dir}/plans/{plan['job']}.json"
     import json
 
-    plan = {**plan, "url": f"http://{site.head_fabric_address}:{site.data.share_port}",
-            "token_file": _token_file(site)}
+    plan = {
+        **plan,
+        "url": f"http://{site.head_fabric_address}:{site.data.share_port}",
+        "token_file": _token_file(site),
+    }
     yield ManagedFile.text(path, json.dumps(plan, indent=1, sort_keys=True) + "\n", "600").write()
     yield FunctionCommand(_open, (site,), {})
     yield FunctionCommand(start_and_follow, (plan, path), {})
@@ -67,7 +69,7 @@ def _open(state: Any, worker: Any, site: Site) -> bool:
 
 
 @operation()
-def closed(site: Site) -> Iterator[StringCommand]:
+def closed(site: Site) -> Commands:
     """Stop the share on the head and drop its token. No-op when it does not run."""
     if host.get_fact(UnitState, unit=UNIT) == "inactive":
         host.noop("the share does not run")

@@ -17,7 +17,10 @@ from pyinfra.api.exceptions import PyinfraError
 
 from sparkstack import launch, nccl, recipe, release, topology
 from sparkstack.errors import Problem, SparkstackError
+from sparkstack.fabric import FabricPlan, Interface
+from sparkstack.host_facts import Wanted
 from sparkstack.stages import select
+from sparkstack.units import GIB
 from tasks import wheels
 from tasks.files import ManagedFile, render
 
@@ -30,6 +33,9 @@ STOP_SECONDS = 30
 class SiteError(PyinfraError):
     """A user's mistake in a declaration; pyinfra prints it as one line."""
 
+    # pyinfra would put our source file and line before the message, where the user's mistake is not.
+    __traceback__ = None
+
 
 @dataclass(frozen=True)
 class Site:
@@ -39,7 +45,7 @@ class Site:
     rank: int
     hosts: list[Any]
     recipe: recipe.Recipe
-    fabric: topology.FabricPlan
+    fabric: FabricPlan
 
     @property
     def data(self) -> Any:
@@ -68,6 +74,17 @@ class Site:
     @property
     def secrets_dir(self) -> str:
         return f"{self.data.config_dir}/secrets"
+
+    def preflight_wanted(self, staged: bool) -> Wanted:
+        """What each host must offer; room for what is `staged` already is not asked for again."""
+        budget = self.recipe.budget
+        return Wanted(
+            systems=[tuple(system.split(":", 1)) for system in self.data.accepted_systems],
+            accelerator=self.data.accelerator,
+            port=self.recipe.serve.port,
+            memory_bytes=int(budget.memory_gib * GIB),
+            disk_bytes={} if staged else {self.data.state_dir: int(budget.disk_gib * GIB)},
+        )
 
     # Ids: hashes of all inputs, so that an equal id means an equal product.
 
@@ -121,13 +138,17 @@ class Site:
     # The fabric and this rank's place in it.
 
     @property
-    def interfaces(self) -> tuple[topology.Interface, ...]:
+    def interfaces(self) -> tuple[Interface, ...]:
         return self.fabric.of(self.host.name)
 
     def rank_env(self, active_hcas: list[str]) -> dict[str, str]:
         return nccl.rank_env(
-            self.fabric.kind, self.fabric, self.host.name, management=self.data.management_interface,
-            active_hcas=active_hcas, accelerator=self.data.accelerator,
+            self.fabric.kind,
+            self.fabric,
+            self.host.name,
+            management=self.data.management_interface,
+            active_hcas=active_hcas,
+            accelerator=self.data.accelerator,
             management_address=management_address(self.host),
         )
 
@@ -157,7 +178,9 @@ class Site:
         target = self.hosts[rank]
         config = self.data.config_dir
         place = launch.Rank(
-            rank=rank, world=len(self.hosts), head_address=self.head_fabric_address,
+            rank=rank,
+            world=len(self.hosts),
+            head_address=self.head_fabric_address,
             host_address=nccl.host_address(self.fabric, target.name, management_address(target)),
         )
         accelerator = self.data.accelerator
@@ -165,30 +188,42 @@ class Site:
             self.recipe, place, bind=self.bind, port=self.recipe.serve.port, accelerator=accelerator
         )
         return launch.docker_argv(
-            serve, image=self.image_tag, checkpoint_dir=self.checkpoint_dir, accelerator=accelerator,
+            serve,
+            image=self.image_tag,
+            checkpoint_dir=self.checkpoint_dir,
+            accelerator=accelerator,
             env_files=[f"{config}/current/fabric.env", f"{config}/current/serve.env"],
-            shm_size=self.recipe.serve.shm_size, extra=self.recipe.serve.extra_docker_args,
+            shm_size=self.recipe.serve.shm_size,
+            extra=self.recipe.serve.extra_docker_args,
         )
 
     @functools.cached_property
     def unit_file(self) -> ManagedFile:
         text = render(
-            "sparkstack-serve.service.j2", config_dir=self.data.config_dir, stop_seconds=STOP_SECONDS,
+            "sparkstack-serve.service.j2",
+            config_dir=self.data.config_dir,
+            stop_seconds=STOP_SECONDS,
             start_seconds=self.recipe.serve.ready_timeout_s + 60,
         )
         return ManagedFile.text(f"/etc/systemd/system/{UNIT}", text)
 
     def ready_script(self, rank: int) -> str:
         return render(
-            "ready.sh.j2", rank=rank, url=self.endpoint if rank == 0 else None, model=self.served_model,
-            python=self.python, timeout=self.recipe.serve.ready_timeout_s,
+            "ready.sh.j2",
+            rank=rank,
+            url=self.endpoint if rank == 0 else None,
+            model=self.served_model,
+            python=self.python,
+            timeout=self.recipe.serve.ready_timeout_s,
         )
 
     @functools.cached_property
     def release_id(self) -> str:
         ranks = range(len(self.hosts))
         return release.release_id(
-            self.image_id, self.checkpoint_id, [self.argv(rank) for rank in ranks],
+            self.image_id,
+            self.checkpoint_id,
+            [self.argv(rank) for rank in ranks],
             [self.recipe.serve.env] * len(self.hosts),
             self.unit_file.content.decode() + "".join(self.ready_script(rank) for rank in ranks),
         )
@@ -197,9 +232,15 @@ class Site:
     def release_files(self) -> list[ManagedFile]:
         folder = f"{self.data.config_dir}/releases/{self.release_id}"
         about = {
-            "format": 1, "release": self.release_id, "recipe": self.recipe.name, "rank": self.rank,
-            "world": len(self.hosts), "image": self.image_tag, "checkpoint": self.checkpoint_id,
-            "endpoint": self.endpoint, "model": self.served_model,
+            "format": 1,
+            "release": self.release_id,
+            "recipe": self.recipe.name,
+            "rank": self.rank,
+            "world": len(self.hosts),
+            "image": self.image_tag,
+            "checkpoint": self.checkpoint_id,
+            "endpoint": self.endpoint,
+            "model": self.served_model,
         }
         return [
             ManagedFile.text(f"{folder}/release.json", json.dumps(about, indent=1, sort_keys=True) + "\n"),
@@ -230,11 +271,12 @@ def management_address(host: Any) -> str:
 
 @functools.cache
 def _recipe(name: str) -> recipe.Recipe:
-    path = ROOT / "recipes" / f"{name}.yaml"
+    # A name is a file of recipes/; a path (it has a slash) is any file.
+    path = Path(name).expanduser() if "/" in name else ROOT / "recipes" / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
+        known = ", ".join(sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml")))
         raise SparkstackError(
-            Problem("recipe", repr(name), f"one of: {known}", "correct `recipe` in group_data")
+            Problem("recipe", repr(name), f"a file, or one of: {known}", "correct `recipe` in group_data")
         )
     return recipe.load_recipe(path)
 
@@ -253,8 +295,12 @@ def load() -> Site:
         kind = declared.get("kind") or ("single" if len(hosts) == 1 else "pair" if len(hosts) == 2 else None)
         if kind is None:
             raise SparkstackError(
-                Problem("fabric", f"{len(hosts)} hosts and no kind", "ring or switch",
-                        "set `fabric` in group_data")
+                Problem(
+                    "fabric",
+                    f"{len(hosts)} hosts and no kind",
+                    "ring or switch",
+                    "set `fabric` in group_data",
+                )
             )
         fabric = topology.plan(kind, names, base=declared.get("base"), port=declared.get("port", 0))
         rank = names.index(current_host.name)

@@ -135,7 +135,7 @@ def _digest(path: Path, digest: Any, on_bytes: OnBytes) -> str:
 def safe_relative(name: str) -> str:
     """`name` as a relative path that stays inside its folder; JobError for any other."""
     path = PurePosixPath(name)
-    bad = not name or name != path.as_posix() or path.is_absolute() or "\\" in name or "\0" in name
+    bad = not path.parts or name != path.as_posix() or path.is_absolute() or "\\" in name or "\0" in name
     if bad or any(part in {"..", "."} for part in path.parts):
         raise JobError(
             f"found the file name {name!r}; wanted a relative path inside the folder; distrust the source"

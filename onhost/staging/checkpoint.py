@@ -18,7 +18,7 @@ from onhost.files import fsync_path, fsync_tree, need_space, write_json
 from onhost.jobs import Job
 from onhost.plan import JobError
 from onhost.staging import manifest as manifests
-from onhost.staging.download import Settings, download, forget
+from onhost.staging.download import download, forget
 from onhost.staging.hub import HubFile, Metadata, Source
 from onhost.staging.manifest import MANIFEST, Manifest
 from onhost.staging.model_index import View
@@ -38,8 +38,7 @@ def build(job: Job) -> dict[str, Any]:
         partial = checkpoints / f"{id}.partial"
         for left in [partial, *checkpoints.glob(f"{id}.partial.step*")]:
             _remove(left)  # a transform takes minutes and starts afresh; the download beside it goes on
-        settings = Settings(streams=plan.sub("source").integer("streams", Settings.streams))
-        view = download(job, source, plan.path("downloads_dir"), settings)
+        view = download(job, source, plan.path("downloads_dir"))
         new = sum(step.space(view) for step in steps)
         need_space(checkpoints, new, "the transformed files")
         apply_steps(view, steps, partial, job.progress)

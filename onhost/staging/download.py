@@ -39,7 +39,10 @@ class Settings:
     pause: float = 1.0
 
 
-def download(job: Job, source: Source, downloads_dir: Path, settings: Settings) -> dict[str, Path]:
+SETTINGS = Settings()
+
+
+def download(job: Job, source: Source, downloads_dir: Path) -> dict[str, Path]:
     """All allowed files of the revision as a view, on disk and verified. Needs no network where they are.
 
     JobError with one line for what the hub refuses, an unreachable hub, a full disk, a stall, wrong content.
@@ -56,7 +59,7 @@ def download(job: Job, source: Source, downloads_dir: Path, settings: Settings) 
     missing = _missing(job, folder, files, metadata)
     metadata.save(source)
     if missing:
-        _fetch(job, source, folder, missing, settings)
+        _fetch(job, source, folder, missing, SETTINGS)
         for name in missing:
             metadata.verified[name] = _stamp(folder / name)
             fsync_path(folder / name)

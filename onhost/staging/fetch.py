@@ -16,11 +16,12 @@ from onhost.staging.openers import plain_opener
 from onhost.staging.ranged import SEGMENT, Fetcher, Opener, Transfer, Wanted
 
 PARTS = ".parts"
+PAUSE = 1.0  # s before a second attempt; doubles
 STALL = 30.0  # s without a byte that end an attempt
 LONGEST_MANIFEST = 64 << 20  # bytes
 
 
-def fetch(job: Job, *, segment: int = SEGMENT, pause: float = 1.0) -> dict[str, Any]:
+def fetch(job: Job) -> dict[str, Any]:
     """The job's function: returns id, bytes and number of files of a checkpoint that stands whole."""
     plan = job.plan
     checkpoints, id = plan.path("checkpoints_dir"), checkpoint_id(plan.text("id"))
@@ -50,8 +51,8 @@ def fetch(job: Job, *, segment: int = SEGMENT, pause: float = 1.0) -> dict[str, 
             stop=job.stop,
             on_bytes=job.progress.add,
             refusal=lambda status, name, _body: _refusal(status, f"{base}/{name}"),
-            segment=segment,
-            pause=pause,
+            segment=SEGMENT,
+            pause=PAUSE,
         )
         fetcher.fetch([_wanted(base, name, manifest) for name in missing])
         _clean(partial, manifest)

@@ -34,12 +34,12 @@ def httpx_opener(client: httpx.Client, headers: Mapping[str, str]) -> Opener:
             with client.stream("GET", url, headers=asked) as answer:
 
                 def pieces() -> Iterator[memoryview]:
-                    for chunk in answer.iter_raw(1 << 20):
+                    for chunk in answer.iter_raw():  # as they come: a cut then loses none of them
                         yield memoryview(chunk)
 
                 yield Answer(answer.status_code, answer.headers, pieces)
         except httpx.TimeoutException as error:
-            raise Transfer(f"no byte for {client.timeout.read:.0f} s ({type(error).__name__})") from None
+            raise Transfer(f"no byte for {client.timeout.read:g} s ({type(error).__name__})") from None
         except httpx.TransportError as error:
             raise Transfer(f"'{error or type(error).__name__}' from {urlsplit(url).hostname}") from None
 
@@ -67,7 +67,7 @@ def plain_opener(headers: Mapping[str, str], timeout: float) -> Opener:
 
             yield Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, pieces)
         except TimeoutError:
-            raise Transfer(f"no byte for {timeout:.0f} s from {parts.netloc}") from None
+            raise Transfer(f"no byte for {timeout:g} s from {parts.netloc}") from None
         except (http.client.HTTPException, ConnectionError) as error:
             raise Transfer(f"'{error or type(error).__name__}' from {parts.netloc}") from None
         except OSError as error:

@@ -7,6 +7,7 @@ up.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING
 from onhost.files import CHUNK, link_or_copy, write_atomic
 from onhost.plan import JobError
 from onhost.staging.model_index import INDEX, Index, View, check_index, read_headers, read_index
-from onhost.staging.safetensors import Header, Piece, layout, read_header, write_file
+from onhost.staging.safetensors import ALIGNMENT, Header, Piece, Tensor, layout, read_header, write_file
 
 if TYPE_CHECKING:
     from onhost.staging.transforms import Meter
 
 VERSION = 1
+OVERHEAD = 96  # bytes; keys, brackets and two offsets of up to 20 digits in a header's entry
 
 # The names that hubs use for the parts of a model. All other weight files keep their name and their bytes.
 MODEL_FILE = re.compile(r"model(\.safetensors)?-\d{5}-of-\d{5}\.safetensors|model\.safetensors")
@@ -46,7 +48,7 @@ class _Cut:
 
 
 def reshard(view: View, target: Path, meter: Meter, max_shard_bytes: int) -> None:
-    """Fills `target`: model files of at most `max_shard_bytes` of data, everything else as it is.
+    """Fills `target`: model files of at most `max_shard_bytes` (header included), everything else as it is.
 
     A tensor (with its companions) that is larger has a file of its own. Where no file is too large, all files
     stay. JobError where there is no model file, where index and files contradict, or where a copy differs
@@ -86,12 +88,12 @@ def _cut(view: View, limit: int) -> _Cut | None:
             f"found no model file among {', '.join(headers) or 'no safetensors files'}; "
             "wanted model.safetensors or model-NNNNN-of-NNNNN.safetensors; leave reshard out of the recipe"
         )
-    if all(header.data_size <= limit for header in model.values()):
+    if all(view[name].stat().st_size <= limit for name in model):
         return None
     index = index or _index_of_all(headers)
     indexed = check_index(index, headers)
-    groups = _groups(model, index)
-    bins = _fill(groups, limit)
+    metadata = _merged_metadata(model)
+    bins = _fill(_groups(model, index), limit - 8 - ALIGNMENT - len(json.dumps(metadata or {})) - OVERHEAD)
     shards: dict[str, list[Piece]] = {}
     weight_map = dict(index.weight_map)
     for at, pieces in enumerate(bins):
@@ -101,7 +103,7 @@ def _cut(view: View, limit: int) -> _Cut | None:
     new = Index(weight_map, dict(index.metadata))
     new.metadata["total_size"] = sum(piece.tensor.size for piece in indexed.values())
     kept = [name for name in view if name not in model and name != INDEX]
-    return _Cut(shards, kept, _merged_metadata(model), new)
+    return _Cut(shards, kept, metadata, new)
 
 
 def _index_of_all(headers: Mapping[str, Header]) -> Index:
@@ -140,16 +142,22 @@ def _groups(model: Mapping[str, Header], index: Index) -> list[list[Piece]]:
 
 
 def _fill(groups: list[list[Piece]], limit: int) -> list[list[Piece]]:
+    """Groups one after the other into files of at most `limit` bytes; a larger group has one of its own."""
     bins: list[list[Piece]] = []
     room = -1
     for group in groups:
-        size = sum(piece.tensor.size for piece in group)
+        size = sum(piece.tensor.size + _entry_bytes(piece.tensor) for piece in group)
         if size > room:
             bins.append([])
             room = limit
         bins[-1].extend(group)
         room -= size
     return bins
+
+
+def _entry_bytes(tensor: Tensor) -> int:
+    """What a tensor takes in a header, at most."""
+    return len(json.dumps([tensor.name, tensor.dtype, list(tensor.shape)]).encode()) + OVERHEAD
 
 
 def _merged_metadata(model: Mapping[str, Header]) -> dict[str, str] | None:

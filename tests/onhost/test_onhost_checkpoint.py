@@ -1,0 +1,356 @@
+"""Job checkpoint against the stand-in hub: what it makes, keeps after a kill, and says when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPO, ROOT, Host
+from making import EXTRA, FIRST, SECOND, contents, model_files, revision_of, safetensors
+
+from lab.hub import Hub
+from onhost.staging import checkpoint, manifest, ranged, transforms
+
+STEPS = ({"name": "register_mtp"}, {"name": "reshard", "max_shard_bytes": 600})
+
+
+def arm(hub: Hub, path: str, kind: str, **rest: Any) -> None:
+    hub.faults.arm({"path": path, "kind": kind, **rest})
+
+
+def sent(hub: Hub, name: str) -> int:
+    """Bytes that the hub has sent of a file."""
+    return sum(r["bytes"] for r in hub.requests.listed() if r["path"].endswith(name) and r["method"] == "GET")
+
+
+def settle(hub: Hub) -> None:
+    """Waits until the answers to a killed client have ended, then empties the log."""
+    seen = -1
+    while seen != len(hub.requests.listed()):
+        seen = len(hub.requests.listed())
+        time.sleep(0.6)
+    hub.requests.clear()
+
+
+def leftovers(host: Host) -> list[str]:
+    return sorted(p.name for p in host.checkpoints.glob("*")) if host.checkpoints.exists() else []
+
+
+def test_makes_a_checkpoint(host: Host, hub: Hub) -> None:
+    plan = host.checkpoint_plan(hub, *STEPS)
+    result = host.run(plan)
+    folder = host.checkpoints / "abc123"
+    found = manifest.read(folder)
+    assert result["value"] == {"id": "abc123", "bytes": found.bytes, "files": len(found.files)}
+    assert manifest.faults(folder, found) == []
+    assert found.raw["source"] == {"repo": REPO, "revision": revision_of(REPO)}
+    assert found.raw["transforms"] == [
+        {"name": "register_mtp", "version": 1},
+        {"name": "reshard", "version": 1, "max_shard_bytes": 600},
+    ]
+    assert found.raw["format"] == 1
+    assert found.raw["bytes"] == sum(file["size"] for file in found.raw["files"].values())
+    weights = {}
+    for path in folder.glob("*.safetensors"):
+        weights |= contents(path)
+    assert weights == {**FIRST, **SECOND, **EXTRA}
+    assert leftovers(host) == [".abc123.lock", "abc123"]
+    stages = list(dict.fromkeys(line["stage"] for line in host.progress(plan)))
+    assert stages == ["list", "download", "register_mtp", "reshard", "compare", "verify"]
+    downloads = [line for line in host.progress(plan) if line["stage"] == "download"]
+    assert downloads[-1]["done"] == downloads[-1]["total"] == sum(map(len, model_files().values()))
+    home = host.downloads / "org--tiny"
+    revision = revision_of(REPO)
+    assert sorted(p.name for p in home.iterdir()) == [revision, f"{revision}.hub-metadata.json"]
+    assert transforms.folder_view(home / revision_of(REPO)).keys() == model_files().keys()
+
+
+def test_without_transforms_the_files_are_the_hubs(host: Host, hub: Hub) -> None:
+    assert host.run(host.checkpoint_plan(hub))["ok"]
+    made = transforms.folder_view(host.checkpoints / "abc123")
+    del made["manifest.json"]
+    assert {name: path.read_bytes() for name, path in made.items()} == model_files()
+
+
+def test_a_second_run_asks_nobody(host: Host, hub: Hub) -> None:
+    plan = host.checkpoint_plan(hub, *STEPS)
+    first = host.run(plan)
+    hub.requests.clear()
+    assert host.run(plan)["value"] == first["value"]
+    assert [line["stage"] for line in host.progress(plan)] == ["done"]
+    shutil.rmtree(host.checkpoints / "abc123")
+    assert host.run(plan)["value"] == first["value"]  # from the downloads, offline
+    assert hub.requests.listed() == []
+
+
+def test_only_allowed_files(host: Host, hub: Hub) -> None:
+    assert host.run(host.checkpoint_plan(hub, allow=["config.json", "assets/*"]))["value"]["files"] == 2
+    assert sent(hub, ".safetensors") == 0
+    shutil.rmtree(host.checkpoints)
+    error = host.run(host.checkpoint_plan(hub, allow=["*.bin"]))["error"]
+    assert error.startswith("found none of 6 files of org/tiny allowed by ['*.bin']; wanted some")
+
+
+def in_a_process(before: str, plan: Path) -> subprocess.Popen[str]:
+    """The job in a process of its own, that can be killed; `before` prepares it."""
+    command = f"{before}\nfrom onhost import jobs\nraise SystemExit(jobs.main({str(plan)!r}))"
+    return subprocess.Popen([sys.executable, "-c", command], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
+
+
+def test_a_kill_in_the_middle_of_a_download(host: Host, hub: Hub) -> None:
+    """kill -9 while a large file comes in: the next run fetches only what was not there."""
+    name, part = "model-00001-of-00002.safetensors", 1 << 16
+    big = {"big.weight": ("U8", [20 * part], os.urandom(20 * part))}
+    (hub.store.root / REPO / name).write_bytes(safetensors({**FIRST, **big}))
+    size = (hub.store.root / REPO / name).stat().st_size
+    arm(hub, f"*{name}", "slow", bytes_per_second=2 * part, count=None)
+    plan = host.checkpoint_plan(hub, *STEPS)
+    before = f"from onhost.staging import download as d; d.SETTINGS = d.Settings({part}, {part}, 4)"
+    process = in_a_process(before, plan)
+    journal = host.downloads / "org--tiny" / f"{revision_of(REPO)}.parts" / f"{name}.segments"
+    deadline = time.monotonic() + 15
+    while not (journal.exists() and journal.read_text().count("\n") > 4) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = journal.read_text().count("\n") - 1
+    assert kept >= 4
+    assert leftovers(host) == [".abc123.lock"]
+    hub.faults.clear()
+    settle(hub)
+    assert in_a_process(before, plan).wait() == 0
+    assert host.result(plan)["ok"]
+    assert sent(hub, name) <= size - kept * part
+    assert sent(hub, "config.json") == 0
+    assert manifest.faults(host.checkpoints / "abc123", manifest.read(host.checkpoints / "abc123")) == []
+
+
+@pytest.mark.parametrize("at", ["onhost.staging.transforms:link_or_copy", "onhost.staging.reshard:write_file",
+                                "onhost.staging.manifest:hash_files", "onhost.staging.checkpoint:fsync_tree",
+                                "onhost.staging.checkpoint:write_json"])  # fmt: skip
+def test_a_kill_after_the_download(host: Host, hub: Hub, at: str) -> None:
+    """kill -9 at each later step leaves no final name; the next run succeeds and fetches nothing again."""
+    steps = () if "link_or_copy" in at else STEPS
+    plan = host.checkpoint_plan(hub, *steps)
+    module, name = at.split(":")
+    before = (
+        f"import os, {module} as m\nreal = m.{name}\n"
+        "def die(*a, **k): real(*a, **k); os.kill(os.getpid(), 9)\n"
+        f"m.{name} = die"
+    )
+    assert in_a_process(before, plan).wait() == -signal.SIGKILL
+    assert "abc123" not in leftovers(host) and "abc123.partial" in leftovers(host)
+    hub.requests.clear()
+    assert host.run(plan)["ok"]
+    assert hub.requests.listed() == []
+    assert leftovers(host) == [".abc123.lock", "abc123"]
+
+
+def test_a_cut_stream_is_resumed(host: Host, hub: Hub) -> None:
+    name = "model-00001-of-00002.safetensors"
+    arm(hub, f"*{name}", "cut", after_bytes=70, count=5)
+    assert host.run(host.checkpoint_plan(hub))["ok"]
+    size = len(model_files()[name])
+    assert sent(hub, name) == size  # not a byte twice
+
+
+def test_a_stall_ends_and_is_retried(host: Host, hub: Hub) -> None:
+    arm(hub, "*model-00001*", "stall", after_bytes=50, count=1)
+    assert host.run(host.checkpoint_plan(hub))["ok"]
+
+
+def test_a_stall_without_end_is_told(host: Host, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    arm(hub, "*model-00001*", "stall", after_bytes=0, count=None)
+    monkeypatch.setattr(ranged, "ATTEMPTS", 2)
+    error = host.run(host.checkpoint_plan(hub))["error"]
+    assert error.startswith(
+        "found no byte for 0.5 s (ReadTimeout) for model-00001-of-00002.safetensors, 2 times;"
+    )
+    assert "wanted its bytes; check the network and run again, what is here is kept" in error
+
+
+def test_wrong_bytes_once_are_fetched_again(host: Host, hub: Hub) -> None:
+    arm(hub, "*model-00001*", "corrupt", after_bytes=100, count=1)
+    arm(hub, "*config.json", "corrupt", after_bytes=3, count=1)
+    assert host.run(host.checkpoint_plan(hub))["ok"]
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "config.json"])
+def test_wrong_bytes_twice_are_told(host: Host, hub: Hub, name: str) -> None:
+    arm(hub, f"*{name}", "corrupt", after_bytes=3, count=None)
+    error = host.run(host.checkpoint_plan(hub))["error"]
+    assert error.startswith(f"found {name} with ") and ", twice; wanted the content that" in error
+    assert leftovers(host) == [".abc123.lock"]
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "found"),
+    [
+        (401, {}, "found HTTP 401 for org/tiny at {url} without a token; wanted access"),
+        (403, {}, "found HTTP 403 for org/tiny at {url} without a token; wanted access; accept the"),
+        (404, {}, "found HTTP 404 for org/tiny at revision "),
+        (429, {"Retry-After": "7"}, "found HTTP 429 (too many requests) for org/tiny"),
+        (500, {}, "found HTTP 500 for org/tiny at {url}; wanted 200; run again later"),
+    ],
+)
+def test_refusals_of_the_list(
+    host: Host, hub: Hub, status: int, headers: dict[str, str], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    arm(hub, "/api/models/*", "status", status=status, headers=headers, count=None)
+    error = host.run(host.checkpoint_plan(hub))["error"]
+    assert error.startswith(found.format(url=hub.url))
+    if status == 429:
+        assert "run again in 7 s, or set a hub token" in error
+
+
+@pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors"])
+@pytest.mark.parametrize("status", [401, 403, 404, 429])
+def test_refusals_of_a_file(
+    host: Host, hub: Hub, name: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    arm(hub, f"/org/tiny/resolve/*{name}", "status", status=status, count=None)
+    error = host.run(host.checkpoint_plan(hub))["error"]
+    assert error.startswith(f"found HTTP {status}") and "org/tiny" in error
+
+
+def test_a_hub_that_is_busy_for_a_moment(host: Host, hub: Hub) -> None:
+    arm(hub, "*model-00001*", "status", status=503, count=2)
+    assert host.run(host.checkpoint_plan(hub))["ok"]
+
+
+def test_names_and_revisions_that_cannot_be(host: Host, hub: Hub) -> None:
+    error = host.run(host.checkpoint_plan(hub, revision="main"))["error"]
+    assert error.startswith("found the revision 'main' for org/tiny; wanted a commit (40 hex digits)")
+    error = host.run(host.checkpoint_plan(hub, revision="0" * 40))["error"]
+    assert error.startswith("found HTTP 404 for org/tiny at revision 000000000000; wanted that revision")
+    error = host.run(host.checkpoint_plan(hub, repo="tiny"))["error"]
+    assert error.startswith("found the repository 'tiny'; wanted org/name")
+    error = host.run(host.checkpoint_plan(hub, repo="org/none"))["error"]
+    assert error.startswith("found HTTP 401 for org/none") and "check the repository's name" in error
+
+
+def test_tokens_are_sent_and_never_shown(host: Host, hub: Hub, tmp_path: Path) -> None:
+    (hub.store.root / "access.json").write_text(json.dumps({"gated": [REPO], "tokens": {"hf_right": [REPO]}}))
+    for value, good in (("hf_wrong", False), ("hf_right", True)):
+        (tmp_path / "hf").write_text(value + "\n")
+        plan = host.checkpoint_plan(hub, token_file=str(tmp_path / "hf"))
+        result = host.run(plan)
+        assert result["ok"] is good
+        assert value not in (host.folder(plan) / "result.json").read_text()
+        assert value not in (host.folder(plan) / "progress.jsonl").read_text()
+        if not good:
+            assert "with the site's token; wanted access" in result["error"]
+    error = host.run(host.checkpoint_plan(hub, token_file=str(tmp_path / "none")))["error"]
+    assert error.startswith(f"found no readable secret at {tmp_path / 'none'}")
+
+
+def test_no_hub_there(host: Host, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    plan = host.checkpoint_plan(hub, endpoint="http://127.0.0.1:9")
+    assert host.run(plan)["error"].startswith("found http://127.0.0.1:9 unreachable (")
+
+
+def test_a_disk_too_small_is_told_before(host: Host, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    error = host.run(host.checkpoint_plan(hub))["error"]
+    assert error.startswith("found 100 B free at ") and "for 6 files of org/tiny; free some space" in error
+    assert sent(hub, ".safetensors") == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_disk_that_fills_up(host: Host, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = hub.store.root / REPO / "model-00003.safetensors"
+    big.write_bytes(os.urandom(600_000))
+    host.downloads.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(host.downloads)], check=True)
+    try:
+        # As if others ate the space meanwhile.
+        monkeypatch.setattr("onhost.staging.download.need_space", lambda *_: None)
+        error = host.run(host.checkpoint_plan(hub))["error"]
+    finally:
+        subprocess.run(["umount", "-l", str(host.downloads)], check=True)
+    assert error.startswith(f"found no space left at {host.downloads}")
+    assert error.endswith("wanted room for the job's files; free some space and run again")
+
+
+def test_a_download_damaged_later(host: Host, hub: Hub) -> None:
+    plan = host.checkpoint_plan(hub)
+    assert host.run(plan)["ok"]
+    shutil.rmtree(host.checkpoints / "abc123")
+    path = host.downloads / "org--tiny" / revision_of(REPO) / "model-00001-of-00002.safetensors"
+    stat = path.stat()
+    blob = bytearray(path.read_bytes())
+    blob[-1] ^= 1
+    path.write_bytes(blob)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as bad flash does it: no new time
+    error = host.run(plan)["error"]
+    assert error.startswith(f"found {path.name} with another sha256 than the hub announced")
+    assert leftovers(host) == [".abc123.lock", "abc123.partial"]
+    assert host.run(plan)["ok"]
+    blob[0] ^= 1
+    path.unlink()
+    path.write_bytes(blob)  # and with a new time: seen and mended within the run
+    shutil.rmtree(host.checkpoints / "abc123")
+    assert host.run(plan)["ok"]
+
+
+def test_a_final_folder_that_is_not_whole(host: Host, hub: Hub) -> None:
+    plan = host.checkpoint_plan(hub)
+    folder = host.checkpoints / "abc123"
+    folder.mkdir(parents=True)
+    assert f"found {folder} without manifest.json" in host.run(plan)["error"]
+    folder.rmdir()
+    assert host.run(plan)["ok"]
+    (folder / "config.json").unlink()
+    assert f"found {folder} damaged (config.json: missing)" in host.run(plan)["error"]
+
+
+def test_one_job_a_checkpoint(host: Host, hub: Hub) -> None:
+    with checkpoint.claimed(host.checkpoints, "abc123"):
+        error = host.run(host.checkpoint_plan(hub))["error"]
+    assert error.startswith("found another job at work on checkpoint abc123; wanted to be alone")
+
+
+def test_verify(host: Host, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert host.run(host.checkpoint_plan(hub))["ok"]
+    folder = host.checkpoints / "abc123"
+    assert checkpoint.verify(folder) == 0
+    assert "6 files" in capsys.readouterr().out
+    shutil.copy(folder / "config.json", folder / "more.json")
+    (folder / "assets/chat.txt").unlink()
+    for name, change in (("model-00001-of-00002.safetensors", -1), ("model-00002-of-00002.safetensors", 0)):
+        blob = bytearray((folder / name).read_bytes())
+        (folder / name).unlink()
+        blob[-1] ^= 1
+        (folder / name).write_bytes(blob[:change] if change else blob)
+    assert checkpoint.verify(folder) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0] for line in lines] == [
+        "assets/chat.txt",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "more.json",
+    ]
+    assert "missing" in lines[0] and "bytes, wanted" in lines[1] and "sha256" in lines[2]
+    assert checkpoint.verify(host.root) == 1
+    assert "without manifest.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../b", "a//b", "", ".", "a\\b", "./a"])
+def test_names_that_leave_the_folder(name: str) -> None:
+    from onhost.files import safe_relative
+    from onhost.plan import JobError
+
+    with pytest.raises(JobError, match="wanted a relative path inside the folder"):
+        safe_relative(name)

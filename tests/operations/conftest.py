@@ -1,0 +1,44 @@
+"""What all tests of operations share: no waiting, no wheel builds, and a cluster of fake hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_host import FakeHost
+
+from sparkstack import topology
+from sparkstack.recipe import load_recipe
+from tasks import preflight, wheels
+from tasks.site import Site
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(HERE)  # fixtures name files beside them
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(preflight, "_asked", {})
+
+
+@pytest.fixture
+def sites(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Site]]:
+    """`sites(2, **data)`: the site as each of two fake hosts sees it, the head first."""
+    wheel = HERE / "fixtures" / "sparkstack_vllm-0.1.0-py3-none-any.whl"
+    monkeypatch.setattr(wheels, "build", lambda source: (wheel, "0123456789ab"))
+
+    def make(count: int, **data: Any) -> list[Site]:
+        data = {"accelerator": "cpu", **data}
+        hosts = [
+            FakeHost(f"spark-{n}", ssh_hostname=f"10.0.0.{n}", _sudo=True, **data)
+            for n in range(1, count + 1)
+        ]
+        kind = {1: "single", 2: "pair"}.get(count, "switch")
+        plan = topology.plan(kind, [host.name for host in hosts])
+        recipe = load_recipe(HERE / "recipe.yaml")
+        return [Site(host, rank, hosts, recipe, plan) for rank, host in enumerate(hosts)]
+
+    return make

@@ -1,0 +1,208 @@
+"""Image, checkpoint and share: made once on the head, fetched by the others, nothing when all is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_host import FakeHost, commands_of, follow, shell_lines, written
+
+from tasks import checkpoint, image, share
+from tasks.facts import ImageId, Json, UnitState
+from tasks.site import Site
+
+Sites = Callable[..., list[Site]]
+ENDED_WELL = {"systemctl show": 'inactive\n{"ok": true, "seconds": 1, "value": {}}'}
+
+
+def plan_of(commands: list[Any]) -> dict[str, Any]:
+    plans = [text for path, text in written(commands).items() if path.startswith("/var/lib/sparkstack/plans/")]
+    assert len(plans) == 1
+    plan: dict[str, Any] = json.loads(plans[0])
+    return plan
+
+
+def joined(host: FakeHost, job: str) -> bool:
+    return any(f"systemd-run --quiet --collect --unit={job} " in line for line in host.heard)
+
+
+def test_image_is_built_on_the_head(sites: Sites) -> None:
+    (site,) = sites(1)
+    site.host.facts, site.host.answers = {ImageId: None}, dict(ENDED_WELL)
+    commands = commands_of(image.built, site.host, site)
+    context = f"/var/lib/sparkstack/build/{site.image_id}"
+    files = written(commands)
+    assert files[f"{context}/sparkstack_vllm-0.1.0-py3-none-any.whl"] == "a wheel\n"
+    assert f'sparkstack.image="{site.image_id}"' in files[f"{context}/Dockerfile"]
+    job = f"sparkstack-image-{site.image_id}"
+    assert plan_of(commands) == {
+        "job": job,
+        "kind": "image",
+        "jobs_dir": "/var/lib/sparkstack/jobs",
+        "tag": f"sparkstack/vllm:{site.image_id}",
+        "base": "example/vllm@sha256:" + 64 * "1",
+        "context": context,
+        "build_args": {"JOBS": "2"},
+    }
+    assert follow(commands, site.host)
+    assert joined(site.host, job)
+
+
+def test_image_that_is_built_stays(sites: Sites) -> None:
+    (site,) = sites(1)
+    site.host.facts = {ImageId: "sha256:0a"}
+    assert commands_of(image.built, site.host, site) == []
+    assert site.host.noops == [f"sparkstack/vllm:{site.image_id} is built"]
+
+
+def test_a_silent_daemon_is_no_missing_image(sites: Sites) -> None:
+    (site,) = sites(1)
+    site.host.facts = {ImageId: ""}
+    commands = commands_of(image.built, site.host, site)
+    assert shell_lines(commands) == []
+    assert not follow(commands, site.host)
+    (line,) = site.host.shown
+    assert line.startswith("spark-1: image: found a Docker daemon that does not answer; ")
+    assert "systemctl status docker" in line
+
+
+def test_another_base_is_another_image(sites: Sites) -> None:
+    (one,), (other,) = sites(1), sites(1, image_bases={one_base(): "example/vllm@sha256:" + 64 * "2"})
+    assert one.image_id != other.image_id
+    assert one.checkpoint_id == other.checkpoint_id
+    assert one.release_id != other.release_id
+
+
+def one_base() -> str:
+    return "example/vllm@sha256:" + 64 * "1"
+
+
+def test_image_is_fetched_from_the_head(sites: Sites) -> None:
+    head, worker = sites(2)
+    head.host.facts, worker.host.facts = {ImageId: "sha256:0a"}, {ImageId: None}
+    worker.host.answers = dict(ENDED_WELL)
+    commands = commands_of(image.received, worker.host, worker)
+    job = f"sparkstack-fetch-image-{head.image_id}"
+    assert plan_of(commands) == {
+        "job": job,
+        "kind": "fetch-image",
+        "jobs_dir": "/var/lib/sparkstack/jobs",
+        "tag": head.image_tag,
+        "image_id": "sha256:0a",
+        "url": "http://192.168.100.10:18090",
+        "token_file": "/etc/sparkstack/secrets/share.token",
+    }
+    assert follow(commands, worker.host)
+    assert joined(worker.host, job)
+    assert any("-m onhost share --bind 192.168.100.10 --port 18090" in line for line in head.host.heard)
+
+
+def test_image_of_the_head_stays(sites: Sites) -> None:
+    head, worker = sites(2)
+    head.host.facts = worker.host.facts = {ImageId: "sha256:0a"}
+    assert commands_of(image.received, worker.host, worker) == []
+    assert worker.host.noops == [f"{head.image_tag} is the head's"]
+
+
+def test_checkpoint_is_staged_on_the_head(sites: Sites) -> None:
+    (site,) = sites(1, hub_endpoint="https://mirror.example", hub_token_file="~/token")
+    site.host.facts, site.host.answers = {Json: None}, dict(ENDED_WELL)
+    commands = commands_of(checkpoint.staged, site.host, site)
+    job = f"sparkstack-checkpoint-{site.checkpoint_id}"
+    assert plan_of(commands) == {
+        "job": job,
+        "kind": "checkpoint",
+        "jobs_dir": "/var/lib/sparkstack/jobs",
+        "id": site.checkpoint_id,
+        "source": {
+            "repo": "org/model",
+            "revision": "0123456789012345678901234567890123456789",
+            "endpoint": "https://mirror.example",
+            "token_file": "/etc/sparkstack/secrets/hub.token",
+            "allow": ["*.safetensors", "*.json"],
+        },
+        "transforms": [{"name": "register_mtp"}],
+        "downloads_dir": "/var/lib/sparkstack/downloads",
+        "checkpoints_dir": "/var/lib/sparkstack/checkpoints",
+    }
+    assert follow(commands, site.host)
+    assert joined(site.host, job)
+
+
+@pytest.mark.parametrize("manifest", [None, {}, {"id": "another"}])
+def test_only_the_right_manifest_means_staged(sites: Sites, manifest: Any) -> None:
+    (site,) = sites(1)
+    site.host.facts = {Json: manifest}
+    assert commands_of(checkpoint.staged, site.host, site) != []
+    site.host.facts = {Json: {"id": site.checkpoint_id}}
+    assert commands_of(checkpoint.staged, site.host, site) == []
+    assert site.host.noops == [f"checkpoint {site.checkpoint_id} is staged"]
+
+
+def test_checkpoint_is_fetched_from_the_head(sites: Sites) -> None:
+    head, worker = sites(2)
+    manifest = {"id": head.checkpoint_id, "bytes": 2}
+    head.host.facts, worker.host.facts = {Json: manifest}, {Json: {**manifest, "bytes": 1}}
+    commands = commands_of(checkpoint.received, worker.host, worker)
+    assert plan_of(commands) == {
+        "job": f"sparkstack-fetch-checkpoint-{head.checkpoint_id}",
+        "kind": "fetch-checkpoint",
+        "jobs_dir": "/var/lib/sparkstack/jobs",
+        "id": head.checkpoint_id,
+        "checkpoints_dir": "/var/lib/sparkstack/checkpoints",
+        "url": "http://192.168.100.10:18090",
+        "token_file": "/etc/sparkstack/secrets/share.token",
+        "streams": 4,
+    }
+
+
+def test_checkpoint_of_the_head_stays(sites: Sites) -> None:
+    head, worker = sites(2)
+    head.host.facts = worker.host.facts = {Json: {"id": head.checkpoint_id}}
+    assert commands_of(checkpoint.received, worker.host, worker) == []
+    assert worker.host.noops == [f"checkpoint {head.checkpoint_id} is the head's"]
+
+
+def test_the_token_travels_on_standard_input(sites: Sites) -> None:
+    head, worker = sites(2)
+    head.host.facts, worker.host.facts = {ImageId: "sha256:0a"}, {ImageId: None}
+    worker.host.answers = dict(ENDED_WELL)
+    commands = commands_of(image.received, worker.host, worker)
+    assert follow(commands, worker.host)
+    everything = [*head.host.heard, *worker.host.heard, *shell_lines(commands), *written(commands).values()]
+    assert not [line for line in everything if share.TOKEN in line]
+
+
+def test_a_share_that_does_not_start_fails_the_worker(sites: Sites) -> None:
+    head, worker = sites(2)
+    head.host.facts, worker.host.facts = {ImageId: "sha256:0a"}, {ImageId: None}
+    head.host.answers = {"onhost share": (False, "Address already in use")}
+    commands = commands_of(image.received, worker.host, worker)
+    assert not follow(commands, worker.host)
+    assert worker.host.shown == ["spark-1: the share did not start; found: Address already in use"]
+
+
+def test_a_job_of_the_worker_that_fails_says_why(sites: Sites) -> None:
+    head, worker = sites(2)
+    head.host.facts, worker.host.facts = {ImageId: "sha256:0a"}, {ImageId: None}
+    said = "found 401 from the share; wanted 200; run again"
+    worker.host.answers = {"systemctl show": "failed\n" + json.dumps({"ok": False, "error": said})}
+    assert not follow(commands_of(image.received, worker.host, worker), worker.host)
+    assert worker.host.shown == [f"sparkstack-fetch-image-{head.image_id}: {said}"]
+
+
+def test_share_is_closed_and_its_token_goes(sites: Sites) -> None:
+    head, _ = sites(2)
+    head.host.facts = {UnitState: "active"}
+    assert shell_lines(commands_of(share.closed, head.host, head)) == [
+        "systemctl stop sparkstack-share; rm -f /etc/sparkstack/secrets/share.token"
+    ]
+
+
+def test_share_that_does_not_run_is_left_alone(sites: Sites) -> None:
+    head, _ = sites(2)
+    head.host.facts = {UnitState: "inactive"}
+    assert commands_of(share.closed, head.host, head) == []
+    assert head.host.noops == ["the share does not run"]

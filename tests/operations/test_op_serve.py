@@ -1,0 +1,123 @@
+"""A release is activated on all ranks in order, or left alone where it serves already."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_host import commands_of, follow
+
+from tasks import serve
+from tasks.facts import ServeState
+from tasks.site import Site
+
+Sites = Callable[..., list[Site]]
+STATE = "systemctl show -p ActiveState"
+RESTARTS = "systemctl show -p NRestarts"
+
+
+def in_states(sites: list[Site], **changes: str) -> None:
+    """Both ranks serve this release, but for `changes` on the last one."""
+    good = {"release": sites[0].release_id, "unit": "active", "container": "0a", "fabric": "same"}
+    for site in sites:
+        site.host.facts = {ServeState: good}
+    sites[-1].host.facts = {ServeState: {**good, **changes}}
+
+
+def test_a_release_that_serves_is_left_alone(sites: Sites) -> None:
+    ranks = sites(2)
+    in_states(ranks)
+    assert commands_of(serve.activated, ranks[0].host, ranks[0]) == []
+    assert ranks[0].host.noops == [f"release {ranks[0].release_id} serves on every rank"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"release": "older"}, {"unit": "activating"}, {"unit": "failed"}, {"fabric": ""}]
+)
+def test_one_rank_that_differs_is_enough(sites: Sites, change: dict[str, str]) -> None:
+    ranks = sites(2)
+    in_states(ranks, **change)
+    assert len(commands_of(serve.activated, ranks[0].host, ranks[0])) == 1
+
+
+def test_stop_all_switch_all_start_workers_first(sites: Sites, monkeypatch: Any) -> None:
+    ranks = head, worker = sites(2)
+    in_states(ranks, release="older")
+    order: list[tuple[str, str]] = []
+    shell = serve.shell
+
+    def listen(host: Any, command: str, stdin: str | None = None) -> tuple[bool, str]:
+        order.append((host.name, command))
+        return shell(host, command, stdin)
+
+    monkeypatch.setattr(serve, "shell", listen)
+    head.host.answers = {STATE: ["activating\nLoading weights", "active"], RESTARTS: "0"}
+    worker.host.answers = {RESTARTS: "0"}
+    assert follow(commands_of(serve.activated, head.host, head), head.host)
+    verbs = ("systemctl stop", "ln -sfn", "systemctl start")
+    steps = [(name, verb) for name, line in order for verb in verbs if verb in line]
+    assert steps == [
+        ("spark-1", "systemctl stop"),
+        ("spark-2", "systemctl stop"),
+        ("spark-1", "ln -sfn"),
+        ("spark-2", "ln -sfn"),
+        ("spark-2", "systemctl start"),
+        ("spark-1", "systemctl start"),
+    ]
+    switched = next(line for _, line in order if "ln -sfn" in line)
+    assert f"/etc/sparkstack/releases/{head.release_id} /etc/sparkstack/current.new" in switched
+    assert "mv -fT /etc/sparkstack/current.new /etc/sparkstack/current" in switched
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        ("systemctl stop", "spark-2: sparkstack-serve.service could not be stopped; found: no"),
+        ("ln -sfn", "spark-2: `current` could not be switched; found: no"),
+        ("systemctl start", "spark-2: sparkstack-serve.service could not be started; found: no"),
+    ],
+)
+def test_a_step_that_fails_names_the_rank(sites: Sites, part: str, line: str) -> None:
+    ranks = head, worker = sites(2)
+    in_states(ranks, release="older")
+    worker.host.answers = {part: (False, "no")}
+    assert not follow(commands_of(serve.activated, head.host, head), head.host)
+    assert head.host.shown == [line]
+
+
+def test_a_rank_that_starts_again_and_again_ends_the_wait(sites: Sites) -> None:
+    ranks = head, worker = sites(2)
+    in_states(ranks, release="older")
+    head.host.answers = {STATE: "activating", RESTARTS: "0"}
+    worker.host.answers = {RESTARTS: ["0", "3"], "journalctl": "ValueError: no such model"}
+    assert not follow(commands_of(serve.activated, head.host, head), head.host)
+    (line,) = head.host.shown
+    assert line == (
+        "spark-2: serve: found ValueError: no such model; wanted a completion within 600 s; "
+        "see `journalctl -u sparkstack-serve.service` there"
+    )
+
+
+def test_no_completion_in_time(sites: Sites, monkeypatch: Any) -> None:
+    (site,) = sites(1)
+    in_states([site], release="older")
+    site.host.answers = {STATE: "activating", RESTARTS: "0"}
+    clock = itertools.count(0, 400)
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    assert not follow(commands_of(serve.activated, site.host, site), site.host)
+    (line,) = site.host.shown
+    assert line.startswith(
+        "spark-1: serve: found no error in its journal; wanted a completion within 600 s; "
+    )
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="tasks/serve.py: _restarts takes an error for a count")
+def test_a_rank_that_does_not_answer_while_starting(sites: Sites) -> None:
+    ranks = head, worker = sites(2)
+    in_states(ranks, release="older")
+    head.host.answers = {STATE: "activating", RESTARTS: "0"}
+    worker.host.answers = {RESTARTS: (False, "Failed to connect to bus")}
+    assert not follow(commands_of(serve.activated, head.host, head), head.host)
+    assert "spark-2" in head.host.shown[0]

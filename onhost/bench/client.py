@@ -79,7 +79,7 @@ def ask(client: httpx.Client, target: Target, prompt: str) -> Sample:
                 raise Failed(f"HTTP 200 without a stream ({message_of(_json(answer.text))})")
             return _read(_events(answer), began)
     except httpx.TimeoutException:
-        raise Failed(f"no byte for {target.timeout:.0f} s") from None
+        raise Failed(f"no byte for {target.timeout:g} s") from None
     except httpx.RemoteProtocolError:
         raise Failed("a stream that was cut") from None
     except httpx.HTTPError as error:

@@ -122,6 +122,8 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small segments and short pauses, so that small files show what large ones do."""
     from onhost.staging import download, fetch
 
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # no test cuts the power, and a busy disk takes its time
+
     quick = download.Settings(large=500, segment=200, streams=4, stall=0.5, pause=0.01)
     monkeypatch.setattr(download, "SETTINGS", quick)
     monkeypatch.setattr(fetch, "SEGMENT", 200)

@@ -1,4 +1,4 @@
-"""A host for tests of operations: it returns given facts, answers shell commands by script, notes what it hears.
+"""A host for tests of operations: it returns given facts, answers shell commands, notes what it hears.
 
 `facts` maps a fact's class to its value, or to a function of the fact's arguments. `answers` maps a part of a
 command to what the host says to it: text, (False, text) for a failure, an exception to raise, or a list of

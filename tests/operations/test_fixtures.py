@@ -1,7 +1,7 @@
 """Runs fixtures/: one folder an operation (does it change, is there nothing to do, does it fail) or a fact.
 
-Two of our commands are shown as what they mean: `[write, PATH, MODE OWNER, TEXT]` (its shell is tried for real
-in test_files_for_real.py) and `[fail, LINE]` (what the user reads; the host fails).
+Two of our commands are shown as what they mean: `[write, PATH, MODE OWNER, TEXT]` (its shell is tried for
+real in test_files_for_real.py) and `[fail, LINE]` (what the user reads; the host fails).
 """
 
 from __future__ import annotations

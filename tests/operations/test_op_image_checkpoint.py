@@ -18,7 +18,9 @@ ENDED_WELL = {"systemctl show": 'inactive\n{"ok": true, "seconds": 1, "value": {
 
 
 def plan_of(commands: list[Any]) -> dict[str, Any]:
-    plans = [text for path, text in written(commands).items() if path.startswith("/var/lib/sparkstack/plans/")]
+    plans = [
+        text for path, text in written(commands).items() if path.startswith("/var/lib/sparkstack/plans/")
+    ]
     assert len(plans) == 1
     plan: dict[str, Any] = json.loads(plans[0])
     return plan

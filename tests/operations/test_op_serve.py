@@ -113,7 +113,6 @@ def test_no_completion_in_time(sites: Sites, monkeypatch: Any) -> None:
     )
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="tasks/serve.py: _restarts takes an error for a count")
 def test_a_rank_that_does_not_answer_while_starting(sites: Sites) -> None:
     ranks = head, worker = sites(2)
     in_states(ranks, release="older")

@@ -1,0 +1,122 @@
+"""The measurement is taken once a release and profile, and judged on every run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from fake_host import commands_of, follow, shell_lines, written
+
+from sparkstack import gates
+from tasks import benchmark
+from tasks.facts import Json
+from tasks.site import Site
+
+Sites = Callable[..., list[Site]]
+
+
+def measurement(site: Site, tok_s: float, **changes: Any) -> dict[str, Any]:
+    def spread(value: float) -> dict[str, float]:
+        return {"median": value, "min": value, "max": value, "n": 3}
+
+    point = {"streams": 1, "requests": 3, "failed": 0, "ttft_s": spread(0.1)}
+    return {
+        "format": 1,
+        "release": site.release_id,
+        "when": "2026-01-02T03:04:05Z",
+        "profile": site.profile,
+        "points": [{**point, "decode_tok_s": spread(tok_s), "total_tok_s": tok_s}],
+        "sane": {"ok": True, "found": "4 different answers"},
+        **changes,
+    }
+
+
+def results(site: Site, measured: Any, verdict: Any = None) -> None:
+    known = {site.measurement_path: measured, site.verdict_path: verdict}
+    site.host.facts = {Json: lambda path: known[path]}
+
+
+def test_a_release_without_a_measurement_is_measured(sites: Sites) -> None:
+    (site,) = sites(1)
+    results(site, None)
+    site.host.answers = {"systemctl show": 'inactive\n{"ok": true, "seconds": 1, "value": {}}'}
+    commands = commands_of(benchmark.measured, site.host, site)
+    (plan,) = written(commands).values()
+    job = f"sparkstack-bench-{site.release_id}"
+    assert json.loads(plan) == {
+        "job": job,
+        "kind": "bench",
+        "jobs_dir": "/var/lib/sparkstack/jobs",
+        "url": "http://127.0.0.1:8000",
+        "model": "org/model",
+        "api_key_file": None,
+        "release": site.release_id,
+        "result": f"/var/lib/sparkstack/results/{site.release_id}/measurement.json",
+        "profile": {"streams": [1], "max_tokens": 64, "warmup": 1, "repeats": 3},
+    }
+    assert follow(commands, site.host)
+    assert any(f"--unit={job} " in line for line in site.host.heard)
+
+
+def test_a_measured_release_is_not_measured_again(sites: Sites) -> None:
+    (site,) = sites(1)
+    results(site, measurement(site, 20))
+    assert commands_of(benchmark.measured, site.host, site) == []
+    assert site.host.noops == [f"release {site.release_id} has been measured"]
+
+
+def test_the_measurement_as_the_job_writes_it_counts(sites: Sites) -> None:
+    """The job `bench` adds to the profile which endpoint it asked."""
+    (site,) = sites(1)
+    results(site, measurement(site, 20, profile={"endpoint": "chat", **site.profile}))
+    assert commands_of(benchmark.measured, site.host, site) == []
+
+
+def test_another_profile_is_measured_anew(sites: Sites) -> None:
+    (site,) = sites(1)
+    results(site, measurement(site, 20, profile={**site.profile, "max_tokens": 32}))
+    assert commands_of(benchmark.measured, site.host, site) != []
+
+
+def test_a_pass_is_written_down(sites: Sites) -> None:
+    (site,) = sites(1)
+    results(site, measurement(site, 20))
+    commands = commands_of(benchmark.judged, site.host, site)
+    ((path, text),) = written(commands).items()
+    verdict = json.loads(text)
+    assert path.endswith(f"/results/{site.release_id}/verdict.json")
+    assert verdict["ok"] and verdict["release"] == site.release_id
+    assert follow(commands, site.host)
+
+
+def test_a_verdict_that_stands_is_left_alone(sites: Sites) -> None:
+    (site,) = sites(1)
+    measured = measurement(site, 20)
+    verdict = json.loads(gates.judge(measured, site.recipe.expect).to_json())
+    results(site, measured, verdict)
+    assert commands_of(benchmark.judged, site.host, site) == []
+
+
+def test_a_miss_fails_with_the_figures_on_every_run(sites: Sites) -> None:
+    (site,) = sites(1)
+    measured = measurement(site, 4.5)
+    verdict = json.loads(gates.judge(measured, site.recipe.expect).to_json())
+    results(site, measured, verdict)
+    commands = commands_of(benchmark.judged, site.host, site)
+    assert shell_lines(commands) == []
+    assert not follow(commands, site.host)
+    assert site.host.shown == [
+        "spark-1: benchmark: found decode_tok_s@1 4.5 (expected ≥ 10.0); wanted what recipe test-recipe "
+        "expects; look at the report, or correct `expect`"
+    ]
+
+
+def test_no_measurement_to_judge(sites: Sites) -> None:
+    (site,) = sites(1)
+    results(site, None)
+    site.host.answers = {"ls ": (False, "No such file or directory")}
+    assert not follow(commands_of(benchmark.judged, site.host, site), site.host)
+    assert site.host.shown == [
+        "spark-1: benchmark: found no measurement (No such file or directory); wanted one; run again"
+    ]

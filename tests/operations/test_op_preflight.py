@@ -1,0 +1,127 @@
+"""Preflight changes nothing; it says all that is wrong, each in a line, and fails the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_host import commands_of, follow
+
+from tasks import preflight
+from tasks.facts import Json, Survey
+from tasks.site import Site
+
+Sites = Callable[..., list[Site]]
+GIB = 2**30
+GOOD = {
+    "system": "ubuntu:24.04",
+    "arch": "aarch64",
+    "kernel": "6.14.0-1013-nvidia",
+    "clock": "1000.0",
+    "user": "root",
+    "python": "3.12.3",
+    "memory_available": str(100 * GIB),
+    "memory_total": str(119 * GIB),
+    "disk": {"/var/lib/sparkstack": 900 * GIB},
+    "port": "free",
+    "gpu": "NVIDIA GB10, 12.1, 580.95.05",
+    "docker": "28.3.3",
+}
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+
+
+def check(site: Site, manifest: Any = None, **changes: Any) -> list[Any]:
+    site.host.facts = {Survey: {**GOOD, **changes}, Json: manifest}
+    return commands_of(preflight.checks_pass, site.host, site)
+
+
+def failed(site: Site, commands: list[Any]) -> list[str]:
+    """The lines that the user sees when the host fails."""
+    assert not follow(commands, site.host)
+    return [line.removeprefix(f"{site.host.name}: ") for line in site.host.shown]
+
+
+def test_a_good_spark_has_nothing_to_say(sites: Sites) -> None:
+    (site,) = sites(1, accelerator="gpu")
+    assert check(site) == []
+    assert site.host.shown == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"system": "ubuntu:22.04"}, "system: found ubuntu 22.04; wanted ubuntu 24.04; "),
+        ({"user": "nvidia"}, "sudo: found no root rights without a password; "),
+        ({"memory_available": str(2 * GIB)}, "memory: found 2.0 GiB available; wanted 3.0 GiB; "),
+        (
+            {"disk": {"/var/lib/sparkstack": GIB}},
+            "disk /var/lib/sparkstack: found 1.0 GiB free; wanted 6.0 GiB",
+        ),
+        ({"port": "nginx"}, "port 8000: found nginx; wanted free, or ours; "),
+        ({"gpu": ""}, "gpu: found no GPU; wanted one of compute capability 12.1; see `nvidia-smi` there"),
+        ({"gpu": "NVIDIA GB10, 12.1, 570.1"}, "driver: found 570.1; wanted 580 or newer; "),
+        # What nvidia-smi says on standard output when there is nothing to list.
+        ({"gpu": "No devices were found"}, "gpu: found no GPU; "),
+    ],
+)
+def test_what_is_wrong_is_one_line(sites: Sites, changes: dict[str, Any], line: str) -> None:
+    (site,) = sites(1, accelerator="gpu")
+    (said,) = failed(site, check(site, **changes))
+    assert said.startswith(line)
+
+
+def test_all_problems_are_said(sites: Sites) -> None:
+    (site,) = sites(1)
+    lines = failed(site, check(site, system="debian:12", port="nginx", memory_available="0"))
+    assert [line.partition(":")[0] for line in lines] == ["system", "memory", "port 8000"]
+
+
+def test_every_problem_reaches_the_report(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site,) = sites(1)
+    noted: list[str] = []
+    monkeypatch.setattr("tasks.report.note_failure", lambda host, line: noted.append(line))
+    failed(site, check(site, system="debian:12", port="nginx"))
+    assert len(noted) == 2
+
+
+def test_room_for_a_staged_checkpoint_is_not_asked_for_again(sites: Sites) -> None:
+    (site,) = sites(1)
+    full = {"/var/lib/sparkstack": 0}
+    assert check(site, disk=full) != []
+    assert check(site, {"id": site.checkpoint_id}, disk=full) == []
+
+
+def test_memory_of_our_own_server_counts_as_free(sites: Sites) -> None:
+    (site,) = sites(1)
+    assert check(site, port="sparkstack", memory_available="0") == []
+
+
+def test_a_host_that_says_nothing_fails_in_words(sites: Sites) -> None:
+    """Survey's value where the command failed."""
+    (site,) = sites(1)
+    site.host.facts = {Survey: {}, Json: None}
+    assert failed(site, commands_of(preflight.checks_pass, site.host, site))
+
+
+def test_hosts_agree(sites: Sites) -> None:
+    head, worker = sites(2)
+    assert check(head) == check(worker, clock="1001.5") == []
+    assert commands_of(preflight.hosts_agree, head.host) == []
+
+
+def test_hosts_differ(sites: Sites) -> None:
+    head, worker = sites(2)
+    check(head)
+    check(worker, kernel="6.11.0", gpu="NVIDIA GB10, 12.1, 575.1", clock="1090.0")
+    assert not follow(commands_of(preflight.hosts_agree, head.host), head.host)
+    kernel, driver, clocks = head.host.shown
+    assert kernel.startswith(
+        "all hosts: kernel: found spark-1 6.14.0-1013-nvidia, spark-2 6.11.0; wanted the same on all hosts"
+    )
+    assert driver.startswith("all hosts: driver: found spark-1 580.95.05, spark-2 575.1; ")
+    assert clocks.startswith("all hosts: clocks: found 90.0 s between spark-1 and spark-2; ")

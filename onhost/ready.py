@@ -15,9 +15,11 @@ from typing import Any
 import httpx
 
 from onhost.docker_cli import docker
+from onhost.http_client import make_client
 from onhost.plan import JobError, read_secret
 
 PAUSE = 1.0  # s between attempts
+LEAST = 5.0  # s that an attempt has, also at the end of the wait: its answer says what is wrong
 ANSWER = 120.0  # s for the one completion: a first request may compile kernels
 
 
@@ -55,29 +57,25 @@ class Container:
 
 
 def wait(url: str, model: str, key: str | None, container: Container | None, timeout: float) -> None:
-    """Returns after one completion. JobError when `timeout` s are over, or when waiting on cannot help."""
+    """Returns after one completion. JobError when `timeout` s are over, or when waiting cannot help."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     deadline = time.monotonic() + timeout
-    last = "no attempt"
-    with httpx.Client(headers=headers, timeout=ANSWER, trust_env=False) as client:
+    with make_client(timeout=ANSWER, headers=headers, proxies=False) as client:
         while True:
             if container is not None and (end := container.ended()):
                 raise JobError(
-                    f"found {end}; wanted a completion from {url}; see `docker logs {container.name}` and "
-                    "the "
-                    "journal of the serving unit"
+                    f"found {end}; wanted a completion from {url}; "
+                    f"see `docker logs {container.name}` and the journal of the serving unit"
                 )
-            left = deadline - time.monotonic()
-            if left <= 0:
+            # The port opens after minutes of loading; until then a quick refusal costs nothing.
+            last = attempt(client, url, model, min(max(deadline - time.monotonic(), LEAST), ANSWER))
+            if last is None:
+                return
+            if time.monotonic() >= deadline:
                 raise JobError(
                     f"found {last} after {timeout:.0f} s; wanted a completion from {url}; "
                     "see the journal of the serving unit, or raise the recipe's time for starting"
                 )
-            # The port opens after minutes of loading; until then a quick refusal costs nothing.
-            result = attempt(client, url, model, min(left, ANSWER))
-            if result is None:
-                return
-            last = result
             time.sleep(min(PAUSE, max(0.0, deadline - time.monotonic())))
 
 

@@ -14,6 +14,7 @@ import httpx
 from onhost.bench.client import Failed, Sample, Target, ask
 from onhost.bench.prompts import prompt
 from onhost.files import write_json
+from onhost.http_client import make_client
 from onhost.jobs import Job
 from onhost.plan import JobError, Plan
 
@@ -41,8 +42,9 @@ def bench(job: Job) -> dict[str, Any]:
     result = plan.path("result")
     key = plan.secret("api_key_file")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    limits = httpx.Limits(max_connections=max(streams), max_keepalive_connections=max(streams))
-    with httpx.Client(headers=headers, limits=limits, trust_env=False) as client:
+    with make_client(
+        timeout=target.timeout, connections=max(streams), headers=headers, proxies=False
+    ) as client:
         check_model(client, target)
         total = warmup * max(streams) + repeats * sum(streams)
         job.progress.stage("bench", total, "requests", f"warm-up, {max(streams)} streams")

@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from onhost.files import fsync_path, need_space
+from onhost.http_client import make_client
 from onhost.jobs import Job
 from onhost.plan import JobError
 from onhost.staging import hub
@@ -195,9 +194,7 @@ def _fetch_large(
         )
         for name, file in files.items()
     ]
-    timeout = httpx.Timeout(settings.stall, pool=None)
-    limits = httpx.Limits(max_connections=settings.streams)
-    with httpx.Client(timeout=timeout, limits=limits, follow_redirects=True) as client:
+    with make_client(timeout=settings.stall, connections=settings.streams, redirects=True) as client:
         fetcher = Fetcher(
             httpx_opener(client, build_hf_headers(token=source.token or False)),
             folder,

@@ -64,6 +64,8 @@ def plain_opener(headers: Mapping[str, str], timeout: float) -> Opener:
                 buffer = memoryview(bytearray(CHUNK))
                 while got := answer.readinto(buffer):
                     yield buffer[:got]
+                if answer.length:  # http.client takes a closed connection for an end
+                    raise Transfer("a stream that was cut")
 
             yield Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, pieces)
         except TimeoutError:

@@ -212,9 +212,12 @@ class Fetcher:
                 failures = 1 if at > before else failures + 1
 
     def _expect(self, file: Wanted, body: Body, whole: bool) -> None:
-        if body.status not in {200, 206}:
+        size: str | None
+        if body.status == 416:  # the file there ends before this range
+            size = (body.header("content-range") or "").rpartition("/")[2]
+        elif body.status not in {200, 206}:
             raise self._refusal(body.status, file.name, body)
-        if whole and body.status == 200:
+        elif whole and body.status == 200:
             size = body.header("content-length")
         elif body.status == 206:
             size = (body.header("content-range") or "").rpartition("/")[2]

@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 import pytest
 from conftest import Host
+from making import model_files, write_repo
 
-from lab.hub import Hub
 from onhost import share as sharing
+from onhost.files import sha256_of, write_json
 from onhost.staging import fetch, manifest, ranged
 from onhost.staging.transforms import folder_view
 
@@ -24,10 +25,14 @@ TOKEN = "s3cret-share-token"
 
 
 @pytest.fixture
-def staged(host: Host, hub: Hub) -> Path:
-    """A checkpoint on the head."""
-    assert host.run(host.checkpoint_plan(hub, {"name": "register_mtp"}))["ok"]
-    return host.checkpoints / "abc123"
+def staged(host: Host) -> Path:
+    """A finished checkpoint on the head."""
+    folder = host.checkpoints / "abc123"
+    view = write_repo(folder, model_files())
+    files = {name: (path.stat().st_size, sha256_of(path)) for name, path in view.items()}
+    made = manifest.make("abc123", {"repo": "org/tiny", "revision": "0" * 40}, [], files)
+    write_json(folder / "manifest.json", made.raw)
+    return folder
 
 
 def plan_of(worker: Host, url: str, token: Path, **keys: object) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from typing import Any
 
@@ -19,6 +18,8 @@ from tasks.site import Site
 
 # Losing an address for some seconds while netplan applies is normal.
 SETTLE_SECONDS = 20
+# Outside of /etc/netplan: netplan reads every file there.
+BEFORE = "/run/sparkstack-netplan-before"
 
 
 @operation()
@@ -39,7 +40,7 @@ def addressed(site: Site) -> Commands:
         return
     problems = routes.collisions(site.fabric, {host.name: host.get_fact(Routes)})
     if problems:
-        yield fail(str(problems[0]))
+        yield fail(*map(str, problems))
         return
     file = ManagedFile.text(netplan.PATH, netplan.render(interfaces), "600")
     as_declared = host.get_fact(FileStates, paths=[netplan.PATH]).get(netplan.PATH) == file.wanted()
@@ -47,19 +48,33 @@ def addressed(site: Site) -> Commands:
         host.noop("both twins have their addresses")
         return
     if not as_declared:
+        yield StringCommand(f"! test -e {netplan.PATH} || cp -p {netplan.PATH} {BEFORE}")
         yield file.write()
-    # A file of somebody else that netplan cannot read must not leave ours half applied.
-    yield StringCommand(f"netplan generate || {{ rm -f {shlex.quote(netplan.PATH)}; exit 1; }}")
-    yield StringCommand("netplan apply")
-    yield FunctionCommand(_settled, (interfaces,), {})
+    yield FunctionCommand(_apply, (interfaces,), {})
 
 
-def _settled(state: Any, host: Any, interfaces: tuple[Interface, ...]) -> bool:
+def _apply(state: Any, host: Any, interfaces: tuple[Interface, ...]) -> bool:
+    """Apply the file and wait for the addresses; where netplan refuses, the file before comes back."""
+    ok, said = shell(host, "netplan generate")
+    if not ok:
+        shell(host, f"rm -f {netplan.PATH}; ! test -e {BEFORE} || mv {BEFORE} {netplan.PATH}")
+        words = " ".join(said.split())[-300:]
+        return report_failure(
+            host,
+            f"{host.name}: fabric: found netplan refusing: {words}; wanted files that it can read; "
+            "mend the one that it names; ours is taken back",
+        )
+    shell(host, f"netplan apply; rm -f {BEFORE}")
+    return _settled(host, interfaces)
+
+
+def _settled(host: Any, interfaces: tuple[Interface, ...]) -> bool:
     """Wait until every interface carries its address."""
     until = time.monotonic() + SETTLE_SECONDS
     while True:
         _, text = shell(host, "ip -o -4 addr show")
-        missing = [i for i in interfaces if f" {i.name} " not in text or f" {i.cidr} " not in text]
+        lines = text.splitlines()
+        missing = [i for i in interfaces if not any(f" {i.name} " in x and f" {i.cidr} " in x for x in lines)]
         if not missing:
             return True
         if time.monotonic() > until:

@@ -95,6 +95,8 @@ class Addresses(FactBase[dict[str, list[str]]]):
     def process(self, output: list[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for document in output:
+            if not document.startswith("["):
+                continue
             for link in json.loads(document):
                 addresses = found.setdefault(link.get("ifname", ""), [])
                 addresses += [
@@ -153,7 +155,8 @@ class Survey(FactBase[dict[str, Any]]):
         for line in output:
             key, _, value = line.partition("=")
             if key.startswith("disk:"):
-                found["disk"][key[5:]] = int(value or 0)
+                if value:
+                    found["disk"][key[5:]] = int(value)
             else:
                 found[key] = value
         return found

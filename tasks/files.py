@@ -41,8 +41,10 @@ class ManagedFile:
         """The command that puts the file in place atomically; its content travels on standard input."""
         path, new = shlex.quote(self.path), shlex.quote(self.path + ".sparkstack-new")
         folder = shlex.quote(str(Path(self.path).parent))
+        # What holds secrets is root's alone, the folder too.
+        mask = "077" if self.mode == "600" else "022"
         return StringCommand(
-            f"umask 077; ( umask 022; mkdir -p {folder} ) && base64 -d > {new} && chmod {self.mode} {new}"
+            f"umask 077; ( umask {mask}; mkdir -p {folder} ) && base64 -d > {new} && chmod {self.mode} {new}"
             f" && chown {self.owner} {new} && sync {new} && mv -fT {new} {path}",
             _stdin=base64.encodebytes(self.content).decode() or "\n",
         )

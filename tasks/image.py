@@ -11,6 +11,10 @@ from tasks.files import Commands, ManagedFile
 from tasks.remote import fail, job
 from tasks.site import Site
 
+SILENT = (
+    "{}: image: found a Docker daemon that does not answer; wanted it running; see `systemctl status docker`"
+)
+
 
 @operation()
 def built(site: Site) -> Commands:
@@ -20,9 +24,7 @@ def built(site: Site) -> Commands:
     """
     found = host.get_fact(ImageId, tag=site.image_tag)
     if found == "":
-        yield fail(
-            f"{host.name}: image: found a Docker daemon that does not answer; see `systemctl status docker`"
-        )
+        yield fail(SILENT.format(host.name))
         return
     if found:
         host.noop(f"{site.image_tag} is built")
@@ -46,9 +48,15 @@ def built(site: Site) -> Commands:
 
 @operation()
 def received(site: Site) -> Commands:
-    """Receive the head's image over the fabric. No-op when this host has the same image id."""
+    """Receive the head's image over the fabric; the job compares the ids.
+
+    No-op when this host has the same image id as the head.
+    """
     wanted = site.head.get_fact(ImageId, tag=site.image_tag)
     found = host.get_fact(ImageId, tag=site.image_tag)
+    if found == "":
+        yield fail(SILENT.format(host.name))
+        return
     if wanted and found == wanted:
         host.noop(f"{site.image_tag} is the head's")
         return
@@ -64,18 +72,6 @@ def received(site: Site) -> Commands:
     )
 
 
-@operation()
-def same_everywhere(site: Site) -> Commands:
-    """Compare this host's image id with the head's. Never changes anything; a difference fails the host."""
-    wanted = site.head.get_fact(ImageId, tag=site.image_tag)
-    found = host.get_fact(ImageId, tag=site.image_tag)
-    if found != wanted:
-        yield fail(
-            f"{host.name}: image {site.image_tag}: found {found or 'none'}; wanted {wanted} as on "
-            f"{site.head.name}; remove it with `docker rmi` and run again"
-        )
-
-
 @deploy("image")
 def deploy_image(site: Site) -> None:
     """After this every host has the same image id."""
@@ -83,3 +79,5 @@ def deploy_image(site: Site) -> None:
         built(name="image is built on the head", site=site)
     else:
         received(name="image is the head's", site=site)
+    if site.is_head:
+        share.closed(name="share is closed", site=site)

@@ -65,7 +65,7 @@ def wheel_installed(python: str, wheel: Path, digest: str, marker: str) -> Comma
     if (host.get_fact(Text, path=marker) or "").strip() == digest:
         host.noop(f"{wheel.name} is installed")
         return
-    target = f"/tmp/{wheel.name}"
+    target = f"{host.data.state_dir}/wheels/{wheel.name}"
     yield ManagedFile.local(target, wheel).write()
     yield StringCommand(
         f"{python} -m pip install --quiet --no-index --no-deps --force-reinstall {shlex.quote(target)}"

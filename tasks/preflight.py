@@ -31,9 +31,10 @@ def _clock_offset(clock: float, asked: float, answered: float) -> float:
 def host_facts(name: str, survey: dict[str, Any], asked: float, answered: float) -> HostFacts:
     """A survey's words as the core's facts; `asked` and `answered` are our clock around it."""
     gpu = None
-    if survey.get("gpu"):
-        model, capability, driver = (part.strip() for part in survey["gpu"].split(","))
-        gpu = Gpu(name=model, compute_capability=capability, driver=driver)
+    # Without a GPU nvidia-smi prints a sentence where its three fields would be.
+    fields = [part.strip() for part in survey.get("gpu", "").split(",")]
+    if len(fields) == 3:
+        gpu = Gpu(*fields)
     system, _, version = survey.get("system", "").partition(":")
     return HostFacts(
         name=name,
@@ -42,7 +43,7 @@ def host_facts(name: str, survey: dict[str, Any], asked: float, answered: float)
         arch=survey.get("arch", ""),
         memory_available_bytes=int(survey.get("memory_available", 0)),
         memory_total_bytes=int(survey.get("memory_total", 0)),
-        disk_free=survey["disk"],
+        disk_free=survey.get("disk", {}),
         port_owner=survey.get("port"),
         sudo_ok=survey.get("user") == "root",
         python_version=survey.get("python") or None,
@@ -80,11 +81,12 @@ def _show(results: list[CheckResult]) -> Commands:
     for result in results:
         if result.status == "not checked":
             host.noop(f"{result.name}: not checked ({result.found})")
-    problems = [result for result in results if result.status == "failed"]
-    for result in problems[:-1]:
-        host.log_styled(str(result), fg="red", log_func=logger.error)
+    problems = [str(result) for result in results if result.status == "failed"]
     if problems:
-        yield fail(str(problems[-1]))
+        if not host.state.is_executing:  # a dry run stops here; the lines are all that it can say
+            for line in problems:
+                host.log_styled(line, fg="red", log_func=logger.error)
+        yield fail(*problems)
 
 
 @deploy("preflight")

@@ -11,6 +11,7 @@ import shlex
 import time
 from typing import Any
 
+from paramiko import SSHException
 from pyinfra import host as current_host
 from pyinfra import logger
 from pyinfra.api import FunctionCommand, StringCommand
@@ -30,7 +31,10 @@ def shell(host: Any, command: str, stdin: str | None = None) -> tuple[bool, str]
     arguments: dict[str, Any] = {"_sudo": bool(host.data.get("_sudo"))}
     if stdin is not None:
         arguments["_stdin"] = stdin
-    ok, output = host.run_shell_command(StringCommand(command), **arguments)
+    try:
+        ok, output = host.run_shell_command(StringCommand(command), **arguments)
+    except (OSError, EOFError, SSHException) as error:
+        return False, f"no answer ({error or type(error).__name__})"
     return ok, output.stdout if ok else "\n".join([output.stdout, output.stderr]).strip()
 
 
@@ -41,11 +45,11 @@ def report_failure(host: Any, line: str) -> bool:
     return False
 
 
-def fail(line: str) -> FunctionCommand:
-    """A command that fails its host with this line and no traceback."""
+def fail(*lines: str) -> FunctionCommand:
+    """A command that fails its host with these lines and no traceback."""
 
     def say(state: Any, host: Any) -> bool:
-        return report_failure(host, line)
+        return all([report_failure(host, line) for line in lines])
 
     return FunctionCommand(say, (), {})
 
@@ -57,6 +61,14 @@ def job(plan: dict[str, Any]) -> Commands:
     yield FunctionCommand(start_and_follow, (plan, path), {})
 
 
+def _unless_active(name: str) -> str:
+    """Shell words before a block that begins a unit: not where it is active, and not while it still ends."""
+    return (
+        f'while [ "$(systemctl show -p ActiveState --value {name})" = deactivating ]; do sleep 0.2; done;'
+        f" systemctl reset-failed {name} 2>/dev/null; systemctl is-active --quiet {name} ||"
+    )
+
+
 def start_and_follow(state: Any, host: Any, plan: dict[str, Any], path: str) -> bool:
     """Start the job's unit unless it is active, then follow it to its end. False (one line) on failure."""
     name = plan["job"]
@@ -64,8 +76,7 @@ def start_and_follow(state: Any, host: Any, plan: dict[str, Any], path: str) -> 
     python = f"{host.data.install_dir}/env/bin/python"
     ok, said = shell(
         host,
-        f"systemctl is-active --quiet {name} || {{ rm -f {folder}/result.json;"
-        f" systemctl reset-failed {name} 2>/dev/null;"
+        f"{_unless_active(name)} {{ rm -f {folder}/result.json;"
         f" systemd-run --quiet --collect --unit={name} --property=OOMPolicy=continue"
         f" {python} -m onhost job {shlex.quote(path)}; }}",
     )
@@ -135,8 +146,7 @@ def _run_script(state: Any, host: Any, name: str, kind: str, path: str) -> bool:
     inner = f"sh {path} > {folder}/log 2>&1; echo $? > {folder}/status"
     ok, said = shell(
         host,
-        f"systemctl is-active --quiet {name} || {{ mkdir -p {folder}; rm -f {folder}/status;"
-        f" systemctl reset-failed {name} 2>/dev/null;"
+        f"{_unless_active(name)} {{ mkdir -p {folder}; rm -f {folder}/status;"
         f" systemd-run --quiet --collect --unit={name} /bin/sh -c {shlex.quote(inner)}; }}",
     )
     if not ok:

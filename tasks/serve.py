@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from typing import Any
 
@@ -41,29 +40,28 @@ def activated(site: Site) -> Commands:
     yield FunctionCommand(_activate, (site,), {})
 
 
-def _activate(state: Any, head: Any, site: Site) -> bool:
+def _activate(state: Any, host: Any, site: Site) -> bool:
     """Stop all ranks (head first), switch `current` on each by one rename, start workers, then the head."""
     config = site.data.config_dir
     release = f"{config}/releases/{site.release_id}"
-    label = f"{head.name} serve"
+    label = f"{host.name} serve"
     progress.update(label, "stop", 0, None, "s", "stopping the ranks")
     for rank in site.hosts:
         ok, said = shell(rank, f"systemctl stop {UNIT}")
         if not ok:
-            return report_failure(head, f"{rank.name}: {UNIT} could not be stopped; found: {said}")
+            return report_failure(host, f"{rank.name}: {UNIT} could not be stopped; found: {said}")
     for rank in site.hosts:
         ok, said = shell(
             rank,
-            f"cp {config}/fabric.env {release}/fabric.env && ln -sfn {release} {config}/current.new"
-            f" && mv -fT {config}/current.new {config}/current && systemctl reset-failed {UNIT} 2>/dev/null; "
-            f'test "$(readlink {config}/current)" = {shlex.quote(release)}',
+            f"systemctl reset-failed {UNIT} 2>/dev/null; cp {config}/fabric.env {release}/fabric.env"
+            f" && ln -sfn {release} {config}/current.new && mv -fT {config}/current.new {config}/current",
         )
         if not ok:
-            return report_failure(head, f"{rank.name}: `current` could not be switched; found: {said}")
+            return report_failure(host, f"{rank.name}: `current` could not be switched; found: {said}")
     for rank in [*site.hosts[1:], site.head]:
         ok, said = shell(rank, f"systemctl start --no-block {UNIT}")
         if not ok:
-            return report_failure(head, f"{rank.name}: {UNIT} could not be started; found: {said}")
+            return report_failure(host, f"{rank.name}: {UNIT} could not be started; found: {said}")
     return _follow_start(site, label)
 
 
@@ -73,7 +71,12 @@ def _follow_start(site: Site, label: str) -> bool:
     limit = site.recipe.serve.ready_timeout_s
     last_line = "docker logs --tail 1 sparkstack-serve 2>&1 | cut -c1-160"
     while True:
-        _, text = shell(site.head, f"systemctl show -p ActiveState --value {UNIT}; {last_line}; true")
+        ok, text = shell(site.head, f"systemctl show -p ActiveState --value {UNIT}; {last_line}; true")
+        if not ok:
+            progress.finish(label)
+            return report_failure(
+                site.head, f"{site.head.name}: serve: the host stopped answering; run again"
+            )
         state, *said = text.splitlines() or [""]
         if state == "active":
             progress.finish(label)
@@ -101,17 +104,16 @@ def _follow_start(site: Site, label: str) -> bool:
 
 
 def _restarts(rank: Any) -> int:
-    _, text = shell(rank, f"systemctl show -p NRestarts --value {UNIT}")
-    return int(text.strip() or 0)
+    ok, text = shell(rank, f"systemctl show -p NRestarts --value {UNIT}")
+    return int(text) if ok and text.strip().isdigit() else 0
 
 
 @deploy("serve")
 def deploy_serve(site: Site) -> None:
     """After this `current` is the release on every rank, and the head has answered a completion."""
-    release = managed_files(name="release files", files=site.release_files)
+    managed_files(name="release files", files=site.release_files)
     unit = managed_files(name="unit file", files=[site.unit_file])
     systemd.daemon_reload(name="systemd reads the unit file", _if=unit.did_change)
     systemd.service(name="unit starts at boot", service=UNIT, running=None, enabled=True)
     if site.is_head:
         activated(name="release serves on all ranks", site=site)
-    del release

@@ -5,6 +5,7 @@ Plain HTTP on the fabric address with a token of this run; what arrives is check
 
 from __future__ import annotations
 
+import json
 import secrets
 import shlex
 from typing import Any
@@ -29,8 +30,6 @@ def _token_file(site: Site) -> str:
 def fetch(site: Site, plan: dict[str, Any]) -> Commands:
     """Commands on a worker that fetch something from the head: open the share, run the job."""
     path = f"{site.data.state_dir}/plans/{plan['job']}.json"
-    import json
-
     plan = {
         **plan,
         "url": f"http://{site.head_fabric_address}:{site.data.share_port}",
@@ -39,33 +38,38 @@ def fetch(site: Site, plan: dict[str, Any]) -> Commands:
     yield ManagedFile.text(path, json.dumps(plan, indent=1, sort_keys=True) + "\n", "600").write()
     yield FunctionCommand(_open, (site,), {})
     yield FunctionCommand(start_and_follow, (plan, path), {})
+    yield StringCommand(f"rm -f {shlex.quote(_token_file(site))}")
 
 
 def _put_token(target: Any, path: str) -> bool:
-    quoted = shlex.quote(path)
+    # Several workers do this to the head at the same time; the shell's own number keeps them apart.
+    quoted, new = shlex.quote(path), f"{shlex.quote(path)}.$$"
     ok, _ = shell(
         target,
-        f"umask 077; mkdir -p $(dirname {quoted}) && cat > {quoted}.new && mv -f {quoted}.new {quoted}",
+        f"umask 077; mkdir -p $(dirname {quoted}) && cat > {new} && mv -f {new} {quoted}",
         stdin=TOKEN,
     )
     return ok
 
 
-def _open(state: Any, worker: Any, site: Site) -> bool:
+def _open(state: Any, host: Any, site: Site) -> bool:
     """Start the share on the head with this run's token, and hand the worker the token."""
     path = _token_file(site)
     command = (
         f"{site.python} -m onhost share --bind {site.head_fabric_address} --port {site.data.share_port}"
         f" --token-file {path} --checkpoints-dir {site.checkpoints_dir}"
     )
-    if not _put_token(site.head, path) or not _put_token(worker, path):
-        return report_failure(worker, f"{worker.name}: the share's token could not be written to {path}")
+    if not _put_token(site.head, path) or not _put_token(host, path):
+        return report_failure(host, f"{host.name}: the share's token could not be written to {path}")
+    start = (
+        f"systemctl is-active --quiet {UNIT} || systemd-run --quiet --collect --unit={UNIT}"
+        f" --property=RuntimeMaxSec=12h {command}"
+    )
     ok, said = shell(
         site.head,
-        f"systemctl is-active --quiet {UNIT} || systemd-run --quiet --collect --unit={UNIT}"
-        f" --property=RuntimeMaxSec=12h {command}",
+        f"flock /run/{UNIT}.lock sh -c {shlex.quote(start)}",
     )
-    return ok or report_failure(worker, f"{site.head.name}: the share did not start; found: {said}")
+    return ok or report_failure(host, f"{site.head.name}: the share did not start; found: {said}")
 
 
 @operation()

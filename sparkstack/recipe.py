@@ -1,117 +1,36 @@
-"""The native recipe: what to serve, and what is expected of it. Fields and examples: docs/recipes.md."""
+"""Recipes as files: which format one has, where it is, and what it means for a run.
+
+Our own format is `sparkstack.native`; the community's are `sparkstack.community`. Whatever a file is written
+in, a run gets a `Recipe`.
+"""
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from sparkstack import schema, yamlfile
+from sparkstack import conversion, schema, yamlfile
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.expectation import Benchmark, Expect
-from sparkstack.recipe_fields import (
-    DERIVED_OPTIONS,
-    DockerSize,
-    EnvName,
-    HubId,
-    Option,
-    OptionName,
-    PlainText,
-    Revision,
-    Slug,
-    Transform,
-)
-from sparkstack.schema import Strict
+from sparkstack.native import Recipe, contradictions, pins_missing, unsupported
 
 NATIVE_VERSION = "3"
 """Our number in `recipe_version`; the community's formats are "1" and "2"."""
+FORMATS = ("1", "2", NATIVE_VERSION)
 NATIVE_KEYS = frozenset({"checkpoint", "serve"})
 """Without `recipe_version`, a file with one of these keys is ours: the other formats have neither."""
 FOREIGN_KEYS = frozenset({"container", "command", "defaults", "runtime"})
-
-
-class Source(Strict):
-    """Files of one revision of a hub repository; `allow` holds glob patterns, None takes all files."""
-
-    repo: HubId
-    revision: Revision
-    allow: list[str] | None = Field(default=None, min_length=1)
-
-
-class Checkpoint(Strict):
-    """Where the weights come from, and what is done to them, in order."""
-
-    source: Source
-    transforms: list[Transform] = Field(default_factory=list)
-
-    def plan(self) -> list[dict[str, Any]]:
-        """The transforms as a job's plan has them: `{"name": …}` with the arguments beside it."""
-        return [transform.model_dump(mode="json") for transform in self.transforms]
-
-
-class Image(Strict):
-    """What our image is built on, and the build's arguments."""
-
-    base: str = Field(min_length=1)
-    build_args: dict[EnvName, PlainText] = Field(default_factory=dict)
-
-
-class Serve(Strict):
-    """How the engine is started. `options` are its flags in snake case; `ready_timeout_s` is in seconds."""
-
-    engine: Literal["vllm"] = "vllm"
-    port: int = Field(default=8000, ge=1, le=65535)
-    options: dict[OptionName, Option] = Field(default_factory=dict)
-    env: dict[EnvName, PlainText] = Field(default_factory=dict)
-    shm_size: DockerSize | None = None
-    ready_timeout_s: int = Field(default=1800, ge=1)
-    extra_docker_args: list[str] = Field(default_factory=list)
-
-
-class Budget(Strict):
-    """What one Spark must have free: memory while serving, disk, and of that what is downloaded (GiB)."""
-
-    memory_gib: float = Field(gt=0, allow_inf_nan=False)
-    disk_gib: float = Field(gt=0, allow_inf_nan=False)
-    download_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-
-
-class Recipe(Strict):
-    """All of it. `served_model_name` is the model's name in the API, the hub id when absent."""
-
-    recipe_version: Literal["3"] | None = None
-    name: Slug
-    description: str = ""
-    model: HubId
-    served_model_name: str | None = Field(default=None, min_length=1)
-    min_nodes: int = Field(default=1, ge=1)
-    max_nodes: int | None = Field(default=None, ge=1)
-    checkpoint: Checkpoint
-    image: Image
-    serve: Serve
-    budget: Budget
-    expect: Expect = Expect()
-    benchmark: Benchmark = Benchmark()
-    metadata: dict[str, Any] = Field(default_factory=dict)
-
-    @property
-    def served_name(self) -> str:
-        """What clients write in `model`."""
-        return self.served_model_name or self.model
-
-    def check_nodes(self, count: int) -> list[Problem]:
-        """What speaks against running this recipe on `count` hosts; [] when nothing does."""
-        most = self.max_nodes if self.max_nodes is not None else count
-        if self.min_nodes <= count <= max(most, self.min_nodes):
-            return []
-        wanted = f"{self.min_nodes}" if most == self.min_nodes else f"{self.min_nodes} or more"
-        if self.max_nodes is not None and self.max_nodes != self.min_nodes:
-            wanted = f"{self.min_nodes} to {self.max_nodes}"
-        return [
-            Problem(f"recipe {self.name}", f"{count} hosts", wanted, "change the inventory or the recipe")
-        ]
+OTHER_FILES = {
+    "registry.yaml": "the list of a registry",
+    "registries.yaml": "a list of registries",
+    "models.yaml": "a list of models",
+}
+"""What else lies beside recipes, by name."""
+RECIPE_KEYS = NATIVE_KEYS | FOREIGN_KEYS | {"recipe_version", "model"}
 
 
 def find_recipe(name: str, folder: Path) -> Path:
@@ -125,56 +44,75 @@ def find_recipe(name: str, folder: Path) -> Path:
     return folder / f"{name}.yaml"
 
 
+def not_a_recipe(path: Path, value: Any = None) -> str | None:
+    """What the file is instead, when it is known to be something else; None for what may be a recipe.
+
+    `value` is what the file holds, None when only the name is known.
+    """
+    if path.suffix not in (".yaml", ".yml"):
+        return "a file that does not end in .yaml or .yml"
+    if ".sparkrun" in path.parts[:-1]:
+        return "a file of the registry itself"
+    if path.name in OTHER_FILES:
+        return OTHER_FILES[path.name]
+    if not isinstance(value, dict) or RECIPE_KEYS & value.keys():
+        return None
+    if {"framework", "args"} & value.keys() or isinstance(value.get("benchmark"), dict):
+        return "a benchmark's profile"
+    if {"models", "registries", "recipes"} & value.keys():
+        return "a list"
+    return None
+
+
 def detect_format(value: dict[str, Any]) -> str:
     """ "1", "2" or "3" (ours). Whatever cannot be told is ours, so that its mistakes are explained."""
     version = value.get("recipe_version")
     if version is not None:
-        return str(version)
+        # YAML reads an unquoted 2.0 as a number; both communities write one.
+        return re.sub(r"\.0$", "", str(version))
     if NATIVE_KEYS & value.keys():
         return NATIVE_VERSION
+    if "model" not in value and {"container", "command"} <= value.keys():
+        return "1"
     return "2" if FOREIGN_KEYS & value.keys() else NATIVE_VERSION
 
 
 def load_recipe(path: Path) -> Recipe:
-    """The recipe in the file at `path`.
+    """The recipe in the file at `path`, whichever of the formats it has.
 
+    What a native recipe asks and is not made yet, or not pinned, is in it all the same: see `unsupported` and
+    `pins_missing`. A foreign one is refused for what cannot be carried over.
     Errors: SparkstackError with every problem of the file, each with its line.
     """
     document = yamlfile.read(path)
     version = detect_format(document.value)
-    if version != NATIVE_VERSION:
+    if version not in FORMATS:
         where = document.where(("recipe_version",))
         remedy = f"write it with checkpoint and serve, or take one from {path.parent}"
-        raise SparkstackError(Problem(where, f"recipe format {version!r}", f"{NATIVE_VERSION!r}", remedy))
+        raise SparkstackError(Problem(where, f"recipe format {version!r}", '"1", "2" or "3" (ours)', remedy))
+    if version != NATIVE_VERSION:
+        converted = conversion.convert(document, version)
+        if refused := [finding.problem for finding in converted.findings if finding.refused]:
+            raise SparkstackError(refused)
+        assert converted.launch is not None and converted.launch.recipe is not None
+        return converted.launch.recipe
     try:
         recipe = Recipe.model_validate(document.value)
     except ValidationError as error:
         raise SparkstackError(schema.problems(error, document, Recipe)) from error
-    if problems := _contradictions(recipe, document):
+    if problems := contradictions(recipe, document):
         raise SparkstackError(problems)
     return recipe
 
 
-def _contradictions(recipe: Recipe, document: yamlfile.Document) -> list[Problem]:
-    """What is well-formed by itself and does not fit together."""
-    result = []
-    if recipe.max_nodes is not None and recipe.max_nodes < recipe.min_nodes:
-        found = f"max_nodes {recipe.max_nodes} below min_nodes {recipe.min_nodes}"
-        where = document.where(("max_nodes",))
-        result.append(Problem(where, found, "max_nodes not below min_nodes", "correct one of the two"))
-    for name, bounds in recipe.expect:
-        for streams in bounds:
-            if streams not in recipe.benchmark.streams:
-                where = document.where(("expect", name, streams))
-                found = f"expect.{name} for {streams} streams"
-                wanted = f"one of benchmark.streams {recipe.benchmark.streams}"
-                result.append(Problem(where, found, wanted, f"add {streams} to benchmark.streams"))
-    for option in recipe.serve.options:
-        if home := DERIVED_OPTIONS.get(option):
-            where = document.where(("serve", "options", option))
-            found = f"serve.options.{option}"
-            result.append(Problem(where, found, f"it only from {home}", "remove the option"))
-    return result
-
-
-__all__ = ["Benchmark", "Expect", "Recipe", "detect_format", "find_recipe", "load_recipe"]
+__all__ = [
+    "Benchmark",
+    "Expect",
+    "Recipe",
+    "detect_format",
+    "find_recipe",
+    "load_recipe",
+    "not_a_recipe",
+    "pins_missing",
+    "unsupported",
+]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
-from sparkstack.schema import Strict, refusal
+from sparkstack.schema import refusal
 from sparkstack.units import parse_size
 
 DERIVED_OPTIONS = {
@@ -24,6 +24,15 @@ DERIVED_OPTIONS = {
 }
 """Options that a recipe must not hold, and what each is worked out from: every value has one home."""
 
+UNVERIFIED = "unverified"
+"""In place of a revision: nobody published one, and none is made up. Such a recipe is read and checked;
+`deploy` refuses it until a commit stands there."""
+
+
+def _pattern(pattern: str, description: str) -> WithJsonSchema:
+    """What an editor is told of a text that a validator checks."""
+    return WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern})$", "description": description})
+
 
 def _matching(pattern: str, wanted: str) -> AfterValidator:
     def check(text: str) -> str:
@@ -38,7 +47,7 @@ def _revision(value: Any) -> Any:
     # Forty decimal digits without quotes are a number to YAML, and its leading zeros are gone.
     if not isinstance(value, str):
         raise refusal("40 hex digits as text", "put the revision in quotes")
-    if not re.fullmatch(r"[0-9a-f]{40}", value):
+    if value != UNVERIFIED and not re.fullmatch(r"[0-9a-f]{40}", value):
         raise refusal("40 hex digits (a commit)", "pin the commit; branches and tags move")
     return value
 
@@ -99,43 +108,21 @@ def argument_name(option: str) -> str:
     return "--" + option.replace("_", "-")
 
 
-Slug = Annotated[str, _matching(r"[a-z0-9][a-z0-9._-]*", "small letters, digits, '.', '_' and '-'")]
-HubId = Annotated[str, _matching(r"[\w.-]+/[\w.-]+", "a hub id, ORGANISATION/NAME")]
-Revision = Annotated[str, BeforeValidator(_revision)]
-EnvName = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name (letters, digits, '_')")]
-PlainText = Annotated[str, BeforeValidator(_plain_text)]
-OptionName = Annotated[
-    str, _matching(r"[a-z][a-z0-9_]*", "an option in snake case, as max_model_len for --max-model-len")
+SLUG = r"[a-z0-9][a-z0-9._-]*"
+_SLUG = (SLUG, "small letters, digits, '.', '_' and '-'")
+_HUB_ID = (r"[\w.-]+/[\w.-]+", "a hub id, ORGANISATION/NAME")
+_ENV_NAME = (r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name (letters, digits, '_')")
+_OPTION_NAME = (r"[a-z][a-z0-9_]*", "an option in snake case, as max_model_len for --max-model-len")
+_DOCKER_SIZE = (r"[1-9][0-9]*[bkmg]?", "a size for Docker such as 2g")
+
+Slug = Annotated[str, _matching(*_SLUG), _pattern(*_SLUG)]
+HubId = Annotated[str, _matching(*_HUB_ID), _pattern(*_HUB_ID)]
+Revision = Annotated[
+    str, BeforeValidator(_revision), _pattern(rf"[0-9a-f]{{40}}|{UNVERIFIED}", "a commit, or `unverified`")
 ]
+EnvName = Annotated[str, _matching(*_ENV_NAME)]
+PlainText = Annotated[str, BeforeValidator(_plain_text, json_schema_input_type=str | int)]
+OptionName = Annotated[str, _matching(*_OPTION_NAME)]
 Option = Annotated[Any, BeforeValidator(_option)]
-DockerSize = Annotated[str, _matching(r"[1-9][0-9]*[bkmg]?", "a size for Docker such as 2g")]
-
-
-class RegisterMtp(Strict):
-    """Name the MTP tensors that are in the files and not in the index."""
-
-    name: Literal["register_mtp"] = "register_mtp"
-
-
-class Reshard(Strict):
-    """Write the weights anew in files of at most `max_shard_bytes` bytes."""
-
-    name: Literal["reshard"] = "reshard"
-    max_shard_bytes: Annotated[int, BeforeValidator(_shard_bytes)]
-
-
-def _named(value: Any) -> Any:
-    """`{reshard: {…}}`, as a recipe has it, to `{name: reshard, …}`, as a plan has it."""
-    if isinstance(value, Strict):
-        return value
-    if not isinstance(value, dict) or len(value) != 1:
-        raise refusal("one transform with its arguments, as `reshard: {max_shard_bytes: 4GB}`")
-    [(name, arguments)] = value.items()
-    if not isinstance(arguments, dict):
-        raise refusal(f"the arguments of {name} as keys, `{name}: {{}}` when there are none")
-    if "name" in arguments:
-        raise refusal("no key 'name' among the arguments")
-    return {**arguments, "name": name}
-
-
-Transform = Annotated[RegisterMtp | Reshard, Field(discriminator="name"), BeforeValidator(_named)]
+DockerSize = Annotated[str, _matching(*_DOCKER_SIZE), _pattern(*_DOCKER_SIZE)]
+ShardBytes = Annotated[int, BeforeValidator(_shard_bytes, json_schema_input_type=int | str)]

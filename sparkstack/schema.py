@@ -19,6 +19,12 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class Loose(BaseModel):
+    """The base of models of foreign formats: what they do not know is kept, and told by `check`."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
 def refusal(wanted: str, remedy: str = "") -> PydanticCustomError:
     """What a validator raises to say in our words what it wants."""
     # Braces would be taken for placeholders in the template, so the words travel in the context.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,16 @@ Loc = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Document:
-    """A file's value, and the line (from 1) of every key and list item by its path from the root."""
+    """A file's value, and the line (from 1) of every key and list item by its path from the root.
+
+    `blocks` has the first line of each text that is written as a block (`|`): the lines of such a text are
+    lines of the file.
+    """
 
     path: str
     value: dict[str, Any]
     lines: dict[tuple[str, ...], int]
+    blocks: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def where(self, loc: Loc) -> str:
         """`file:line` of the deepest part of `loc` that is in the file (a missing key: its parent)."""
@@ -28,6 +33,11 @@ class Document:
         while path and path not in self.lines:
             path = path[:-1]
         return f"{self.path}:{self.lines.get(path, 1)}"
+
+    def where_in(self, loc: Loc, line: int) -> str:
+        """`file:line` of line `line` (from 0) of the text at `loc`; the key's line when it is no block."""
+        first = self.blocks.get(tuple(map(str, loc)))
+        return self.where(loc) if first is None else f"{self.path}:{first + line}"
 
 
 def read(path: Path) -> Document:
@@ -55,9 +65,10 @@ def parse(text: str, name: str) -> Document:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         lines: dict[tuple[str, ...], int] = {}
+        blocks: dict[tuple[str, ...], int] = {}
         problems: list[Problem] = []
         if node is not None:
-            _walk(node, (), (), name, lines, problems)
+            _walk(node, (), (), name, lines, blocks, problems)
         if problems:
             raise SparkstackError(problems)
         value = None if node is None else loader.construct_document(node)
@@ -71,7 +82,7 @@ def parse(text: str, name: str) -> Document:
     if not isinstance(value, dict):
         found = "an empty file" if value is None else f"a {type(value).__name__} at the top"
         raise SparkstackError(Problem(f"{name}:1", found, "keys with values", "see recipes/ for examples"))
-    return Document(name, value, lines)
+    return Document(name, value, lines, blocks)
 
 
 def _walk(
@@ -80,6 +91,7 @@ def _walk(
     above: tuple[int, ...],
     name: str,
     lines: dict[tuple[str, ...], int],
+    blocks: dict[tuple[str, ...], int],
     problems: list[Problem],
 ) -> None:
     if id(node) in above:
@@ -99,11 +111,13 @@ def _walk(
                 problems.append(Problem(f"{name}:{line}", found, "each key once", "remove one"))
             seen[text] = line
             lines[(*loc, text)] = line
-            _walk(value, (*loc, text), above, name, lines, problems)
+            _walk(value, (*loc, text), above, name, lines, blocks, problems)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines[(*loc, str(index))] = item.start_mark.line + 1
-            _walk(item, (*loc, str(index)), above, name, lines, problems)
+            _walk(item, (*loc, str(index)), above, name, lines, blocks, problems)
+    elif isinstance(node, yaml.ScalarNode) and node.style == "|":
+        blocks[loc] = node.start_mark.line + 2  # the line behind the bar
 
 
 def _syntax(error: yaml.YAMLError, name: str) -> Problem:

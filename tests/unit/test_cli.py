@@ -51,9 +51,12 @@ def test_check_says_every_problem_of_every_file(tmp_path: Path) -> None:
     good = RECIPES / "lab-tiny.yaml"
     result = run("recipe", "check", str(bad), str(good), str(tmp_path / "none.yaml"))
     assert result.exit_code == 1
-    assert result.stdout == f"{good}: ok (serves sparkstack-lab/tiny-qwen3.5-moe)\n"
-    lines = result.stderr.splitlines()
+    serves = "(serves sparkstack-lab/tiny-qwen3.5-moe)"
+    assert result.stdout == f"{good}: no errors; deploy refuses it for 1 pin {serves}\n"
+    lines = [line for line in result.stderr.splitlines() if ": error: " in line]
     assert len(lines) == 6  # model, checkpoint, image, budget are missing; prot; the missing file
+    assert f"{bad}: 5 errors" in result.stderr.splitlines()
+    assert any(line.startswith(f"{good}:20: warning: found image ") for line in result.stderr.splitlines())
     assert any("did you mean 'port'?" in line for line in lines)
     assert isinstance(result.exception, SystemExit)
 
@@ -63,7 +66,7 @@ def test_check_of_good_files_is_status_0() -> None:
 
 
 def test_what_show_prints_is_a_recipe_again(tmp_path: Path) -> None:
-    shown = run("recipe", "show", "lab-tiny", "--recipes", str(RECIPES)).output
+    shown = run("recipe", "show", "lab-tiny", "--recipes", str(RECIPES)).stdout
     assert yaml.safe_load(shown)["serve"]["extra_docker_args"] == []
     (tmp_path / "again.yaml").write_text(shown)
     assert run("recipe", "check", str(tmp_path / "again.yaml")).exit_code == 0

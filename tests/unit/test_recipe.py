@@ -81,7 +81,7 @@ def test_every_problem_is_listed_with_its_line_in_order(tmp_path: Path) -> None:
     assert first.endswith("did you mean 'name'?")
     assert (
         second
-        == "r.yaml:11: found unknown key 'image.bsae'; wanted one of: base, build_args; did you mean 'base'?"
+        == "r.yaml:11: found unknown key 'image.bsae'; wanted one of: base, version, upstream_changes, plugin, build_args; did you mean 'base'?"
     )
     assert third == "r.yaml:16: found budget.memory_gib = '3'; wanted a valid number; write it without quotes"
 
@@ -110,7 +110,8 @@ def test_every_problem_is_listed_with_its_line_in_order(tmp_path: Path) -> None:
         (
             "reshard: {max_shard_bytes: 4GB}",
             "reshrad: {}",
-            "r.yaml:9: found checkpoint.transforms[1] = 'reshrad'; wanted one of: register_mtp, reshard; "
+            "r.yaml:9: found checkpoint.transforms[1] = 'reshrad'; wanted one of: register_mtp, reshard, graft_fp8, "
+            "turboquant_metadata, fp8_dense, draft_vocab, ngram_table; "
             "did you mean 'reshard'?",
         ),
         (
@@ -165,7 +166,7 @@ def test_every_problem_is_listed_with_its_line_in_order(tmp_path: Path) -> None:
             "r.yaml:13: found serve.env.FLAG = True; wanted text; put it in quotes",
         ),
         ("serve:", "serve:\n  port: 70000", "r.yaml:13: found serve.port = 70000; wanted less than or equal to 65535"),
-        ("serve:", "serve:\n  engine: sglang", "r.yaml:13: found serve.engine = 'sglang'; wanted 'vllm'"),
+        ("serve:", "serve:\n  engine: sglang", "r.yaml:13: found serve.engine = 'sglang'; wanted 'vllm' or 'atlas'"),
         ("serve:", "serve:\n  shm_size: big", "r.yaml:13: found serve.shm_size = 'big'; wanted a size for Docker such as 2g"),
         ("disk_gib: 6", "disk_gib: 0", "r.yaml:17: found budget.disk_gib = 0; wanted greater than 0"),
         ("model: org/tiny", "model: tiny", "r.yaml:2: found model = 'tiny'; wanted a hub id, ORGANISATION/NAME"),
@@ -236,7 +237,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ({"recipe_version": 2}, "2"),
         ({"serve": {}}, "3"),
         ({"checkpoint": {}}, "3"),
+        ({"recipe_version": 2.0}, "2"),
         ({"model": "a/b", "container": "x"}, "2"),
+        ({"name": "x", "container": "x", "command": "vllm serve a/b"}, "1"),
         ({"modle": "a/b"}, "3"),
     ],
 )
@@ -244,9 +247,9 @@ def test_formats_are_told_apart(value: dict[str, Any], expected: str) -> None:
     assert detect_format(value) == expected
 
 
-def test_a_foreign_format_is_named(tmp_path: Path) -> None:
-    [line] = lines(tmp_path, "# theirs\nrecipe_version: '1'\nname: x\n")
-    assert line.startswith("r.yaml:2: found recipe format '1'; wanted '3'; ")
+def test_an_unknown_format_is_named(tmp_path: Path) -> None:
+    [line] = lines(tmp_path, "# theirs\nrecipe_version: '9'\nname: x\n")
+    assert line.startswith("r.yaml:2: found recipe format '9'; wanted \"1\", \"2\" or \"3\" (ours); ")
 
 
 def test_nodes(tmp_path: Path) -> None:

@@ -1,0 +1,241 @@
+"""`sparkstack recipe check`: everything that can be said about a recipe's file without a host, in one go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sparkstack import conversion, description, memory, rules, schema, yamlfile
+from sparkstack.description import Launch
+from sparkstack.errors import Problem, SparkstackError
+from sparkstack.findings import Finding, error, in_order, unsupported, warning
+from sparkstack.native import (
+    PLUGIN_FEATURES,
+    Recipe,
+    contradictions,
+    missing_pins,
+    not_made,
+    plugin_switch,
+)
+from sparkstack.recipe import FORMATS, NATIVE_VERSION, detect_format, not_a_recipe
+from sparkstack.yamlfile import Document
+
+_SECRET_OPTIONS = ("api_key", "hf_token")
+
+
+@dataclass
+class Checked:
+    """What came of a file. `skipped` says what it is instead of a recipe; `launch` is None when it could not
+    be read as one."""
+
+    path: Path
+    findings: list[Finding] = field(default_factory=list)
+    skipped: str | None = None
+    launch: Launch | None = None
+
+    @property
+    def errors(self) -> int:
+        return sum(finding.severity == "error" for finding in self.findings)
+
+    @property
+    def refused(self) -> int:
+        """How many findings each keep it from being deployed."""
+        return sum(finding.refused for finding in self.findings)
+
+    @property
+    def pins(self) -> int:
+        """How many of those are pins that are missing."""
+        return sum(finding.code == "unpinned" for finding in self.findings)
+
+    def verdict(self) -> str:
+        """One line: what the file is good for."""
+        if self.skipped:
+            return f"{self.path}: skipped ({self.skipped})"
+        if self.errors:
+            return f"{self.path}: {_count(self.errors, 'error')}"
+        assert self.launch is not None
+        serves = f"serves {self.launch.served_name}"
+        if self.refused:
+            pins, others = self.pins, self.refused - self.pins
+            parts = [pins and _count(pins, "pin"), others and f"{_count(others, 'thing')} that we cannot do"]
+            missing = " and ".join(str(part) for part in parts if part)
+            return f"{self.path}: no errors; deploy refuses it for {missing} ({serves})"
+        return f"{self.path}: ok ({serves})"
+
+
+def check(path: Path, nodes: int | None = None, overrides: Mapping[str, Any] | None = None) -> Checked:
+    """All findings of the file at `path`. Nothing is raised for what the file holds."""
+    result = Checked(path, skipped=not_a_recipe(path))
+    if result.skipped:
+        return result
+    try:
+        document = yamlfile.read(path)
+    except SparkstackError as mistake:
+        result.findings = [Finding(problem, "error", "file") for problem in mistake.problems]
+        return result
+    result.skipped = not_a_recipe(path, document.value)
+    if result.skipped:
+        return result
+    version = detect_format(document.value)
+    if version not in FORMATS:
+        where = document.where(("recipe_version",))
+        found = f"recipe format {version!r}"
+        result.findings = [error("format", where, found, '"1", "2" or "3" (ours)', "correct it")]
+        return result
+    if version == NATIVE_VERSION:
+        result.launch = _native(document, result.findings)
+    else:
+        converted = conversion.convert(document, version, nodes, overrides)
+        result.findings, result.launch = converted.findings, converted.launch
+        if result.launch is not None:
+            result.findings += _foreign_pins(result.launch)
+    if result.launch is not None:
+        result.findings += _about(result.launch)
+    result.findings = in_order(result.findings)
+    return result
+
+
+def _native(document: Document, findings: list[Finding]) -> Launch | None:
+    try:
+        recipe = Recipe.model_validate(document.value)
+    except ValidationError as first:
+        for problem in schema.problems(first, document, Recipe):
+            code = "unknown-key" if problem.found.startswith("unknown key") else "type"
+            findings.append(Finding(problem, "error", code))
+        # What is wrong is told; what is right beside it is still looked at.
+        kept = _without(document.value, first)
+        try:
+            recipe = Recipe.model_validate(kept)
+        except ValidationError:
+            return None
+    findings += [Finding(problem, "error", "contradiction") for problem in contradictions(recipe, document)]
+    for loc, found, wanted, remedy in missing_pins(recipe):
+        findings.append(_blocking("unpinned", document.where(loc), found, wanted, remedy))
+    for loc, found, wanted, remedy in not_made(recipe):
+        findings.append(unsupported("not-made", document.where(loc), found, wanted, remedy))
+    findings += _plugin_variables(recipe, document)
+    for first_name, again in rules.spelled_twice(recipe.serve.options):
+        where = document.where(("serve", "options", again))
+        found = f"serve.options.{again}, which is {first_name} again"
+        findings.append(error("twice", where, found, "each flag once", "remove one"))
+    for name in ("categories", "quality"):
+        if getattr(recipe.expect, name):
+            where = document.where(("expect", name))
+            findings.append(
+                warning("not-measured", where, f"expect.{name}", "streams only", "nothing measures it yet")
+            )
+    return description.of_native(recipe, document)
+
+
+def _blocking(code: str, where: str, found: str, wanted: str, remedy: str) -> Finding:
+    return Finding(Problem(where, found, wanted, remedy), "warning", code, blocks=True)
+
+
+def _without(value: Any, mistake: ValidationError) -> Any:
+    """A copy of a file's value without the places that a validation complained about."""
+    wrong = [
+        tuple(part for part in detail["loc"] if part != "[key]")
+        for detail in mistake.errors()
+        if detail["type"] != "missing"
+    ]
+
+    def copy(here: Any, loc: tuple[str | int, ...]) -> Any:
+        if isinstance(here, dict):
+            return {key: copy(item, (*loc, key)) for key, item in here.items() if (*loc, key) not in wrong}
+        if isinstance(here, list):
+            # A transform's name stands in its place in pydantic's path, so whole items go.
+            return [
+                copy(item, (*loc, at))
+                for at, item in enumerate(here)
+                if not any(place[: len(loc) + 1] == (*loc, at) for place in wrong)
+            ]
+        return here
+
+    return copy(value, ())
+
+
+def _plugin_variables(recipe: Recipe, document: Document) -> list[Finding]:
+    known = {plugin_switch(feature) for feature in PLUGIN_FEATURES | recipe.image.plugin.keys()}
+    result = []
+    for name in recipe.serve.env:
+        if name.startswith("SPARKSTACK_") and name not in known:
+            near = get_close_matches(name, known, 1)
+            remedy = f"did you mean {near[0]!r}?" if near else "remove it"
+            where = document.where(("serve", "env", name))
+            found = f"serve.env.{name}, which our plugin does not read"
+            result.append(error("env", where, found, f"one of: {', '.join(sorted(known))}", remedy))
+    return result
+
+
+def _foreign_pins(launch: Launch) -> list[Finding]:
+    """As `missing_pins`, in the words of the community's formats."""
+    result = []
+    if launch.revision is None:
+        where, found = launch.where("model"), f"no pinned revision of {launch.model}"
+        remedy = "add model_revision" if launch.format == "2" else "take a native recipe, which can pin it"
+    elif not re.fullmatch(r"[0-9a-f]{40}", launch.revision):
+        where, found = launch.where("revision"), f"model_revision {launch.revision!r}"
+        remedy = "pin the commit; branches and tags move"
+    else:
+        where = found = remedy = ""
+    tail = "; deploy refuses the recipe until then"
+    if found:
+        result.append(_blocking("unpinned", where, found, "a commit (40 hex digits)", remedy + tail))
+    if launch.image and not re.search(r"@sha256:[0-9a-f]{64}$", launch.image):
+        remedy = "add the digest that you have checked, here or in image_bases of group_data"
+        found = f"image {launch.image} without a digest"
+        result.append(_blocking("unpinned", launch.where("image"), found, "NAME@sha256:…", remedy + tail))
+    return result
+
+
+def _about(launch: Launch) -> list[Finding]:
+    return [*_parallel(launch), *memory.fits(launch), *_secrets(launch), *rules.apply(launch)]
+
+
+def _parallel(launch: Launch) -> list[Finding]:
+    """Parallel sizes against the numbers of hosts on which the recipe may run; one host is one GPU."""
+    result = []
+    size, others = launch.size("tensor_parallel_size"), launch.other_parallel
+    low, high = launch.min_nodes, launch.max_nodes
+    fixed = launch.recipe is None or "tensor_parallel_size" in launch.recipe.serve.options
+    where = launch.where("options.tensor_parallel_size")
+    limits = f"{low} host" + ("" if low == 1 else "s") if high == low else f"{low} to {high or 'any'} hosts"
+    if launch.options.get("tensor_parallel_size") is not None and fixed:
+        product = size * others
+        if product < low or (high is not None and product > high):
+            found = f"a recipe for {product} GPUs (tensor × pipeline × data parallel size) on {limits}"
+            remedy = "correct the size, or min_nodes and max_nodes"
+            result.append(error("parallel", where, found, "one GPU a host", remedy))
+        elif not low == high == product:
+            found = f"tensor parallel size {size} written out on {limits}"
+            remedy = "leave it out: it follows from the inventory"
+            result.append(warning("parallel", where, found, f"exactly {product} hosts", remedy))
+    elif others > 1 and low % others and high == low:
+        where = launch.where("options.pipeline_parallel_size")
+        found = f"pipeline × data parallel size {others} on {limits}"
+        result.append(error("parallel", where, found, f"a multiple of {others} hosts", "correct one"))
+    return result
+
+
+def _secrets(launch: Launch) -> list[Finding]:
+    return [
+        error(
+            "secret",
+            launch.where(f"options.{name}"),
+            f"{name} among the options",
+            "no secrets in a recipe",
+            "remove it; arguments can be read by every user of a host",
+        )
+        for name in _SECRET_OPTIONS
+        if launch.options.get(name) is not None
+    ]
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" + ("" if number == 1 else "s")

@@ -1,0 +1,240 @@
+"""The native recipe: what to serve, and what is expected of it. Fields and examples: docs/recipes.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from sparkstack.errors import Problem
+from sparkstack.expectation import Benchmark, Expect
+from sparkstack.recipe_fields import (
+    DERIVED_OPTIONS,
+    UNVERIFIED,
+    DockerSize,
+    EnvName,
+    HubId,
+    Option,
+    OptionName,
+    PlainText,
+    Revision,
+    Slug,
+)
+from sparkstack.release import TRANSFORM_VERSIONS
+from sparkstack.schema import Strict
+from sparkstack.transforms import Transform
+from sparkstack.yamlfile import Document
+
+ENGINES_THAT_RUN = frozenset({"vllm"})
+"""Engines that `deploy` starts. The schema knows more, so that their recipes can be written and checked."""
+PLUGIN_FEATURES = frozenset({"int8_lm_head"})
+"""Features of files/patches/ that there are; a test compares."""
+
+
+class Source(Strict):
+    """Files of one revision of a hub repository; `allow` holds glob patterns, None takes all files.
+
+    `revision` is a commit, or the word `unverified`.
+    """
+
+    repo: HubId
+    revision: Revision
+    allow: list[str] | None = Field(default=None, min_length=1)
+
+
+class Checkpoint(Strict):
+    """Where the weights come from, and what is done to them, in order."""
+
+    source: Source
+    transforms: list[Transform] = Field(default_factory=list)
+
+    def plan(self) -> list[dict[str, Any]]:
+        """The transforms as a job's plan has them: `{"name": …}` with the arguments beside it."""
+        return [transform.model_dump(mode="json") for transform in self.transforms]
+
+
+class Image(Strict):
+    """What our image is built on, and the build's arguments.
+
+    `version` is the engine's in the base, and `upstream_changes` are pull requests of vLLM that the base must
+    hold: both only inform `check`. `plugin` switches features of our vLLM plugin on or off.
+    """
+
+    base: str = Field(min_length=1)
+    version: str | None = Field(default=None, pattern=r"^\d+(\.\d+)+$")
+    upstream_changes: list[int] = Field(default_factory=list)
+    plugin: dict[OptionName, bool] = Field(default_factory=dict)
+    build_args: dict[EnvName, PlainText] = Field(default_factory=dict)
+
+
+class Serve(Strict):
+    """How the engine is started. `options` are its flags in snake case; `ready_timeout_s` is in seconds."""
+
+    engine: Literal["vllm", "atlas"] = "vllm"
+    port: int = Field(default=8000, ge=1, le=65535)
+    options: dict[OptionName, Option] = Field(default_factory=dict)
+    env: dict[EnvName, PlainText] = Field(default_factory=dict)
+    shm_size: DockerSize | None = None
+    ready_timeout_s: int = Field(default=1800, ge=1)
+    extra_docker_args: list[str] = Field(default_factory=list)
+
+
+class Budget(Strict):
+    """What one Spark must have free: memory while serving, disk, and of that what is downloaded (GiB)."""
+
+    memory_gib: float = Field(gt=0, allow_inf_nan=False)
+    disk_gib: float = Field(gt=0, allow_inf_nan=False)
+    download_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+class Recipe(Strict):
+    """All of it. `served_model_name` is the model's name in the API, the hub id when absent. `accept` holds
+    rules of `check` that the recipe breaks knowingly, each with the reason."""
+
+    recipe_version: Literal["3"] | None = None
+    name: Slug
+    description: str = ""
+    model: HubId
+    served_model_name: str | None = Field(default=None, min_length=1)
+    min_nodes: int = Field(default=1, ge=1)
+    max_nodes: int | None = Field(default=None, ge=1)
+    checkpoint: Checkpoint
+    image: Image
+    serve: Serve
+    budget: Budget
+    expect: Expect = Expect()
+    benchmark: Benchmark = Benchmark()
+    accept: dict[Slug, str] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plugin_switches(cls, value: Any) -> Any:
+        """What `image.plugin` says becomes variables of the serving process, where the plugin reads it."""
+        try:
+            switches = {plugin_switch(name): on for name, on in value["image"]["plugin"].items()}
+            serve = dict(value["serve"])
+            env = dict(serve.get("env") or {})
+        except (KeyError, TypeError, AttributeError, ValueError):
+            return value  # the types are wrong, and are complained about where they are declared
+        for name, on in switches.items():
+            env.setdefault(name, "1" if on is True else "0")
+        return {**value, "serve": {**serve, "env": env}} if switches else value
+
+    @property
+    def served_name(self) -> str:
+        """What clients write in `model`."""
+        return self.served_model_name or self.model
+
+    def check_nodes(self, count: int) -> list[Problem]:
+        """What speaks against running this recipe on `count` hosts; [] when nothing does."""
+        most = self.max_nodes if self.max_nodes is not None else count
+        if self.min_nodes <= count <= max(most, self.min_nodes):
+            return []
+        wanted = f"{self.min_nodes}" if most == self.min_nodes else f"{self.min_nodes} or more"
+        if self.max_nodes is not None and self.max_nodes != self.min_nodes:
+            wanted = f"{self.min_nodes} to {self.max_nodes}"
+        return [
+            Problem(f"recipe {self.name}", f"{count} hosts", wanted, "change the inventory or the recipe")
+        ]
+
+
+def plugin_switch(feature: str) -> str:
+    """The variable that turns a feature of our plugin on (1) or off (0)."""
+    return f"SPARKSTACK_{feature.upper()}"
+
+
+def is_pinned_image(name: str) -> bool:
+    """Does the name hold the digest, so that it means one image for ever?"""
+    return re.search(r"@sha256:[0-9a-f]{64}$", name) is not None
+
+
+def pins_missing(recipe: Recipe, image_bases: Mapping[str, str] | None = None) -> list[Problem]:
+    """What is not pinned to one content, and so must not be deployed; [] when all is.
+
+    `image_bases` is the site's table from a base's name to its name with the digest (group_data).
+    """
+    missing = missing_pins(recipe, image_bases)
+    return [Problem(f"recipe {recipe.name}", *words) for _, *words in missing]
+
+
+def missing_pins(
+    recipe: Recipe, image_bases: Mapping[str, str] | None = None
+) -> list[tuple[tuple[str | int, ...], str, str, str]]:
+    """As `pins_missing`: where in the recipe, found, wanted, remedy."""
+    pin = "pin the commit that you have checked; deploy refuses the recipe until then"
+    result: list[tuple[tuple[str | int, ...], str, str, str]] = []
+    if recipe.checkpoint.source.revision == UNVERIFIED:
+        repo = recipe.checkpoint.source.repo
+        loc = ("checkpoint", "source", "revision")
+        result.append((loc, f"no pinned revision of {repo}", "a commit (40 hex digits)", pin))
+    for at, step in enumerate(recipe.checkpoint.transforms):
+        donor = getattr(step, "donor", None)
+        if donor is not None and donor.revision == UNVERIFIED:
+            place: tuple[str | int, ...] = ("checkpoint", "transforms", at, step.name, "donor", "revision")
+            found = f"no pinned revision of {donor.repo} (donor of {step.name})"
+            result.append((place, found, "a commit (40 hex digits)", pin))
+    base = recipe.image.base
+    if not is_pinned_image((image_bases or {}).get(base, base)):
+        remedy = "add the digest that you have checked, here or in image_bases of group_data; deploy refuses"
+        found = f"image {base} without a digest"
+        result.append((("image", "base"), found, "NAME@sha256:…", f"{remedy} the recipe until then"))
+    return result
+
+
+def unsupported(recipe: Recipe) -> list[Problem]:
+    """What the recipe asks and is not made yet, so that `deploy` refuses it; [] when it can all be done."""
+    return [Problem(f"recipe {recipe.name}", *words) for _, *words in not_made(recipe)]
+
+
+def not_made(recipe: Recipe) -> list[tuple[tuple[str | int, ...], str, str, str]]:
+    """As `unsupported`: where in the recipe, found, wanted, remedy."""
+    result: list[tuple[tuple[str | int, ...], str, str, str]] = []
+    engine = recipe.serve.engine
+    if engine not in ENGINES_THAT_RUN:
+        known = ", ".join(sorted(ENGINES_THAT_RUN))
+        result.append((("serve", "engine"), f"engine {engine}", known, "deploy does not start it yet"))
+    for at, step in enumerate(recipe.checkpoint.transforms):
+        if step.name not in TRANSFORM_VERSIONS:
+            known = ", ".join(sorted(TRANSFORM_VERSIONS))
+            where: tuple[str | int, ...] = ("checkpoint", "transforms", at, step.name)
+            result.append((where, f"transform {step.name}", f"one of: {known}", "it is not made yet"))
+    for feature in recipe.image.plugin:
+        if feature not in PLUGIN_FEATURES:
+            known = ", ".join(sorted(PLUGIN_FEATURES))
+            near = get_close_matches(feature, PLUGIN_FEATURES, 1)
+            remedy = f"did you mean {near[0]!r}?" if near else "it is not made yet"
+            where = ("image", "plugin", feature)
+            result.append((where, f"feature {feature} of the vLLM plugin", f"one of: {known}", remedy))
+    return result
+
+
+def contradictions(recipe: Recipe, document: Document) -> list[Problem]:
+    """What is well-formed by itself and does not fit together."""
+    result = []
+    if recipe.max_nodes is not None and recipe.max_nodes < recipe.min_nodes:
+        found = f"max_nodes {recipe.max_nodes} below min_nodes {recipe.min_nodes}"
+        where = document.where(("max_nodes",))
+        result.append(Problem(where, found, "max_nodes not below min_nodes", "correct one of the two"))
+    for name, bounds in recipe.expect.by_streams():
+        for streams in bounds:
+            if streams not in recipe.benchmark.streams:
+                where = document.where(("expect", name, streams))
+                found = f"expect.{name} for {streams} streams"
+                wanted = f"one of benchmark.streams {recipe.benchmark.streams}"
+                result.append(Problem(where, found, wanted, f"add {streams} to benchmark.streams"))
+    for feature, on in recipe.image.plugin.items():
+        name = plugin_switch(feature)
+        if recipe.serve.env.get(name) != ("1" if on else "0"):
+            where = document.where(("serve", "env", name))
+            found = f"serve.env.{name} = {recipe.serve.env.get(name)!r} against image.plugin.{feature}"
+            result.append(Problem(where, found, "it only from image.plugin", "remove the variable"))
+    for option in recipe.serve.options:
+        if home := DERIVED_OPTIONS.get(option):
+            where = document.where(("serve", "options", option))
+            found = f"serve.options.{option}"
+            result.append(Problem(where, found, f"it only from {home}", "remove the option"))
+    return result

@@ -21,8 +21,9 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.model, self.key, self.chunk, self.pause = "tiny", None, 1, 0.0
-        self.ids, self.text, self.fault = True, None, ""
+        self.model, self.chunk, self.pause, self.ids, self.fault = "tiny", 1, 0.0, True, ""
+        self.key: str | None = None
+        self.text: str | None = None
         self.faults: int | None = None
         self.requests: list[dict[str, Any]] = []
 

@@ -46,7 +46,7 @@ def test_a_measurement(host: Host, server: Server) -> None:
     for point in (one, two):
         assert point["ttft_s"]["min"] >= 0.004
         assert point["decode_tok_s"]["n"] == point["requests"]
-        assert 0 < point["decode_tok_s"]["max"] <= 1 / 0.004
+        assert point["decode_tok_s"]["min"] > 0
         assert point["total_tok_s"] > 0
     assert measurement["sane"] == {
         "ok": True,

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPO, ROOT, Host
+from conftest import REPO, Host
 from making import EXTRA, FIRST, SECOND, contents, model_files, revision_of, safetensors
 
 from lab.hub import Hub
-from onhost.staging import checkpoint, manifest, ranged, transforms
+from onhost import jobs
+from onhost.staging import checkpoint, download, manifest, ranged, transforms
 
 STEPS = ({"name": "register_mtp"}, {"name": "reshard", "max_shard_bytes": 600})
 
@@ -58,7 +60,7 @@ def test_makes_a_checkpoint(host: Host, hub: Hub) -> None:
     ]
     assert found.raw["format"] == 1
     assert found.raw["bytes"] == sum(file["size"] for file in found.raw["files"].values())
-    weights = {}
+    weights: dict[str, Any] = {}
     for path in folder.glob("*.safetensors"):
         weights |= contents(path)
     assert weights == {**FIRST, **SECOND, **EXTRA}
@@ -99,10 +101,22 @@ def test_only_allowed_files(host: Host, hub: Hub) -> None:
     assert error.startswith("found none of 6 files of org/tiny allowed by ['*.bin']; wanted some")
 
 
-def in_a_process(before: str, plan: Path) -> subprocess.Popen[str]:
-    """The job in a process of its own, that can be killed; `before` prepares it."""
-    command = f"{before}\nfrom onhost import jobs\nraise SystemExit(jobs.main({str(plan)!r}))"
-    return subprocess.Popen([sys.executable, "-c", command], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
+def in_a_child(prepare: Callable[[], None], plan: Path) -> int:
+    """Forks a process for the job, to be killed; `prepare` changes things in it first. Returns its id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            prepare()
+            os._exit(jobs.main(str(plan)))
+        finally:
+            os._exit(99)
+    return child
+
+
+def end_of(child: int) -> int:
+    """Its exit status, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_kill_in_the_middle_of_a_download(host: Host, hub: Hub) -> None:
@@ -113,20 +127,23 @@ def test_a_kill_in_the_middle_of_a_download(host: Host, hub: Hub) -> None:
     size = (hub.store.root / REPO / name).stat().st_size
     arm(hub, f"*{name}", "slow", bytes_per_second=2 * part, count=None)
     plan = host.checkpoint_plan(hub, *STEPS)
-    before = f"from onhost.staging import download as d; d.SETTINGS = d.Settings({part}, {part}, 4)"
-    process = in_a_process(before, plan)
+
+    def prepare() -> None:
+        download.SETTINGS = download.Settings(large=part, segment=part, streams=4)
+
+    child = in_a_child(prepare, plan)
     journal = host.downloads / "org--tiny" / f"{revision_of(REPO)}.parts" / f"{name}.segments"
     deadline = time.monotonic() + 15
     while not (journal.exists() and journal.read_text().count("\n") > 4) and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    os.kill(child, signal.SIGKILL)
+    assert end_of(child) == -signal.SIGKILL
     kept = journal.read_text().count("\n") - 1
     assert kept >= 4
     assert leftovers(host) == [".abc123.lock"]
     hub.faults.clear()
     settle(hub)
-    assert in_a_process(before, plan).wait() == 0
+    assert end_of(in_a_child(prepare, plan)) == 0
     assert host.result(plan)["ok"]
     assert sent(hub, name) <= size - kept * part
     assert sent(hub, "config.json") == 0
@@ -141,12 +158,18 @@ def test_a_kill_after_the_download(host: Host, hub: Hub, at: str) -> None:
     steps = () if "link_or_copy" in at else STEPS
     plan = host.checkpoint_plan(hub, *steps)
     module, name = at.split(":")
-    before = (
-        f"import os, {module} as m\nreal = m.{name}\n"
-        "def die(*a, **k): real(*a, **k); os.kill(os.getpid(), 9)\n"
-        f"m.{name} = die"
-    )
-    assert in_a_process(before, plan).wait() == -signal.SIGKILL
+
+    def prepare() -> None:
+        where = importlib.import_module(module)
+        real = getattr(where, name)
+
+        def die(*arguments: Any, **more: Any) -> None:
+            real(*arguments, **more)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(where, name, die)
+
+    assert end_of(in_a_child(prepare, plan)) == -signal.SIGKILL
     assert "abc123" not in leftovers(host) and "abc123.partial" in leftovers(host)
     hub.requests.clear()
     assert host.run(plan)["ok"]
@@ -276,7 +299,8 @@ def test_a_disk_that_fills_up(host: Host, hub: Hub, monkeypatch: pytest.MonkeyPa
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(host.downloads)], check=True)
     try:
         # As if others ate the space meanwhile.
-        monkeypatch.setattr("onhost.staging.download.need_space", lambda *_: None)
+        monkeypatch.setattr(download, "need_space", lambda *_: None)
+        monkeypatch.setattr(download, "SETTINGS", download.Settings(large=500, streams=4, pause=0.01))
         error = host.run(host.checkpoint_plan(hub))["error"]
     finally:
         subprocess.run(["umount", "-l", str(host.downloads)], check=True)

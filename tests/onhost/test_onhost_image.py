@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from conftest import Host
+from tiny_registry import image_blobs, registry
 
-from onhost import image
+from onhost import docker_cli, image
 from onhost.docker_cli import check_tag, inspect_image
 from onhost.plan import JobError
 
@@ -36,6 +37,7 @@ def tag() -> Iterator[str]:
     name = f"onhost-test/{uuid.uuid4().hex[:12]}:t"
     yield name
     docker("image", "rm", "-f", name, name.replace(":t", ":base"))
+    docker("image", "prune", "-f", "--filter", f"label=base={BASE}")
 
 
 @pytest.fixture
@@ -53,17 +55,15 @@ BASE = "onhost-test/none@sha256:" + "0" * 64
 @pytest.fixture
 def based(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the base were on this host already."""
-    real = image.inspect_image
-    monkeypatch.setattr(image, "inspect_image", lambda name: {"Id": "x"} if name == BASE else real(name))
+    real = inspect_image
+    monkeypatch.setattr(
+        "onhost.image.inspect_image", lambda name: {"Id": "x"} if name == BASE else real(name)
+    )
 
 
 def plan_of(host: Host, tag: str, context: Path, **keys: Any) -> Path:
     plan = {"tag": tag, "base": BASE, "context": str(context), "build_args": {}}
     return host.write_plan("image", **plan | keys)
-
-
-def dangling() -> set[str]:
-    return set(docker("image", "ls", "-q", "--filter", "dangling=true").split())
 
 
 @needs_docker
@@ -162,7 +162,7 @@ def downloading(layer: str, current: int, total: int) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("based")
 def test_a_pull_counts_bytes(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"status": "Pulling from x"},
         {"status": "Already exists", "id": "z", "progressDetail": {}},
         downloading("a", 10, 100),
@@ -195,6 +195,28 @@ def test_a_pull_that_fails(host: Host, tag: str, context: Path, monkeypatch: pyt
 
 
 @needs_docker
+def test_pulls_the_base_from_a_registry_and_builds_on_it(host: Host, tag: str, context: Path) -> None:
+    (context / "Dockerfile").write_text("ARG BASE\nFROM $BASE\nCOPY f /f\n")
+    reference, blobs = image_blobs(3_000_000)
+    with registry(blobs) as address:
+        base = f"{address}/onhost-test/base@{reference}"
+        plan = plan_of(host, tag, context, base=base)
+        result = host.run(plan)
+        try:
+            assert result["ok"], result
+            assert result["value"]["bytes"] > 3_000_000
+            pulled = [line for line in host.progress(plan) if line["stage"] == "pull"]
+            assert pulled[-1]["unit"] == "B" and pulled[-1]["done"] == pulled[-1]["total"] > 3_000_000
+            found = inspect_image(tag)
+            assert found is not None and len(found["RootFS"]["Layers"]) == 2
+        finally:
+            docker("image", "rm", "-f", tag, base)
+        wrong = f"{address}/onhost-test/base@sha256:{'1' * 64}"
+        error = host.run(plan_of(host, tag, context, base=wrong))["error"]
+        assert f"on pulling {wrong}; wanted the base image; check the digest" in error
+
+
+@needs_docker
 def test_the_daemon_itself_refuses_a_pull(host: Host, tag: str, context: Path) -> None:
     base = "127.0.0.1:9/none@sha256:" + "0" * 64
     error = host.run(plan_of(host, tag, context, base=base))["error"]
@@ -206,7 +228,7 @@ def test_no_daemon(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(JobError, match=r"on the daemon's socket .*none\.sock; wanted a pull"):
         list(image._pull_lines("a", "b"))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{host.root}/none.sock")
-    monkeypatch.setitem(image.ENVIRONMENT, "DOCKER_HOST", f"unix://{host.root}/none.sock")
+    monkeypatch.setitem(docker_cli.ENVIRONMENT, "DOCKER_HOST", f"unix://{host.root}/none.sock")
     with pytest.raises(JobError, match="from docker; wanted a running daemon; see `systemctl status docker`"):
         inspect_image("x")
 

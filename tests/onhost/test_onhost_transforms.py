@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from making import write_repo as repo
 
 from onhost.plan import JobError, Plan
 from onhost.staging import reshard
+from onhost.staging import safetensors as safetensors_file
 from onhost.staging.transforms import TRANSFORMS, apply_steps, folder_view, read_steps
 
 REGISTER = {"name": "register_mtp"}
@@ -21,7 +23,7 @@ def cut(limit: int) -> dict[str, object]:
     return {"name": "reshard", "max_shard_bytes": limit}
 
 
-def apply(view: dict[str, Path], target: Path, *steps: dict[str, object]) -> Path:
+def apply(view: dict[str, Path], target: Path, *steps: Mapping[str, object]) -> Path:
     apply_steps(view, read_steps([Plan(step) for step in steps]), target, Silent())
     return target
 
@@ -105,7 +107,7 @@ def test_register_without_an_index_does_nothing(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("step", [REGISTER, cut(300)])
 def test_both_refuse_files_that_contradict(
-    tmp_path: Path, change: dict[str, bytes], found: str, step: dict[str, object]
+    tmp_path: Path, change: dict[str, bytes], found: str, step: Mapping[str, object]
 ) -> None:
     view = repo(tmp_path / "src", {**model_files(), **change})
     with pytest.raises(JobError) as error:
@@ -207,7 +209,7 @@ def test_order_does_not_matter(tmp_path: Path, limit: int) -> None:
 
 
 def test_a_bad_copy_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = reshard.write_file
+    write = safetensors_file.write_file
 
     def spoil(path: Path, *rest: object) -> None:
         write(path, *rest)  # type: ignore[arg-type]
@@ -233,7 +235,7 @@ def test_a_bad_copy_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ),
     ],
 )
-def test_plans_are_checked(step: dict[str, object], found: str) -> None:
+def test_plans_are_checked(step: Mapping[str, object], found: str) -> None:
     with pytest.raises(JobError) as error:
         read_steps([Plan(step)])
     assert found in str(error.value)

@@ -20,9 +20,10 @@ from onhost.plan import JobError
 from onhost.staging import hub
 from onhost.staging.hub import HubFile, Metadata, Source
 from onhost.staging.openers import httpx_opener
-from onhost.staging.ranged import SEGMENT, Body, Fetcher, Wanted
+from onhost.staging.ranged import Body, Fetcher, Wanted
 
 LARGE = 16 << 20  # bytes; from here on a file comes in ranges
+SEGMENT = 128 << 20  # bytes; a kill costs one a stream, and each is a request that counts at the hub
 STREAMS = 8
 STALL = 30.0  # s without a byte that end an attempt
 
@@ -123,6 +124,7 @@ def _fetch(job: Job, source: Source, folder: Path, missing: dict[str, HubFile], 
     large = {name: file for name, file in missing.items() if file.size >= settings.large}
     _fetch_small(job, source, folder, small, settings)
     if large:
+        job.progress.add(0, f"{len(large)} large files of {source.repo}")
         _fetch_large(job, source, folder, parts, large, settings)
     shutil.rmtree(
         folder / ".cache", ignore_errors=True

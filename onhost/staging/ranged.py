@@ -8,6 +8,7 @@ moved to its place.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -196,7 +197,7 @@ class Fetcher:
                         failures += 1
                         if failures >= ATTEMPTS:
                             raise self._refusal(body.status, file.name, body)
-                        self._wait(body)
+                        self._stop.wait(asked_wait(body))
                         continue
                     self._expect(file, body, whole)
                     for chunk in body.chunks():
@@ -231,11 +232,6 @@ class Fetcher:
                 "check it (a mirror may be out of date) and run again"
             )
 
-    def _wait(self, body: Body) -> None:
-        asked = body.header("retry-after") or ""
-        if asked.isdigit():
-            self._stop.wait(min(float(asked), LONGEST_WAIT))
-
     def _complete(self, state: _State) -> None:
         file = state.wanted
         fault = file.check(state.part)
@@ -248,6 +244,15 @@ class Fetcher:
             self._bad[file.name] = fault
             self._on_bytes(-file.size)
         state.journal.unlink(missing_ok=True)
+
+
+def asked_wait(body: Body) -> float:
+    """The s that a server asks to wait: Retry-After, or the hub's `RateLimit: …;t=S`; 0 without, bounded."""
+    asked = body.header("retry-after") or ""
+    limit = re.search(r"\bt=(\d+)", body.header("ratelimit") or "")
+    if not asked.isdigit():
+        asked = limit[1] if limit else "0"
+    return min(float(asked), LONGEST_WAIT)
 
 
 def _pwrite(handle: int, data: memoryview, at: int) -> int:

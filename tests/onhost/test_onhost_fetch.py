@@ -186,6 +186,16 @@ def test_a_head_that_sends_nonsense(worker: Host, odd: str, token: Path, text: b
     assert worker.run(plan_of(worker, odd, token))["error"].startswith(found)
 
 
+def test_how_long_a_server_asks_to_wait() -> None:
+    def asked(**headers: str) -> float:
+        return ranged.asked_wait(ranged.Answer(429, headers, lambda: iter(())))
+
+    assert asked() == 0
+    assert asked(**{"retry-after": "7"}) == 7
+    assert asked(ratelimit='"resolvers";r=0;t=41') == 41
+    assert asked(**{"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT", "ratelimit": '"api";r=0;t=9999'}) == 60
+
+
 def test_stop_ends_the_streams(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()

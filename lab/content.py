@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import json
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-import docker
-
-from lab import models, wheelhouse
-from lab.images import archive, exists
+from lab import models, vllm_image, wheelhouse
 from lab.paths import CACHE, FILES, MODELS, Progress
 
 CONDA = Path(__file__).parent / "conda_standin.sh"
@@ -29,7 +24,7 @@ class Content:
     conda_sha256: str
 
 
-def make(client: docker.DockerClient, progress: Progress) -> Content:
+def make(progress: Progress) -> Content:
     """Makes what is missing; quick where all is there."""
     MODELS.mkdir(parents=True, exist_ok=True)
     progress("models", 0, None, "tiny models")
@@ -41,7 +36,7 @@ def make(client: docker.DockerClient, progress: Progress) -> Content:
     if not folder.joinpath(CONDA_NAME).exists() or folder.joinpath(CONDA_NAME).read_bytes() != installer:
         folder.joinpath(CONDA_NAME).write_bytes(installer)
     _offer(wheelhouse.fetch(wheelhouse.ONHOST, CACHE, progress), FILES / "wheels")
-    return Content(revisions, _base(client, progress), hashlib.sha256(installer).hexdigest())
+    return Content(revisions, vllm_image.build(CACHE, progress), hashlib.sha256(installer).hexdigest())
 
 
 def _offer(home: Path, folder: Path) -> None:
@@ -53,12 +48,3 @@ def _offer(home: Path, folder: Path) -> None:
     for name, wheel in wanted.items():
         if not folder.joinpath(name).exists():
             folder.joinpath(name).hardlink_to(wheel)
-
-
-def _base(client: docker.DockerClient, progress: Progress) -> str:
-    if importlib.util.find_spec("lab.vllm_image"):
-        return str(importlib.import_module("lab.vllm_image").build(CACHE, progress))
-    tag = "sparkstack-lab/small:dev"
-    if not exists(client, tag):
-        client.api.import_image_from_data(archive({"hello": b"hello\n"}).getvalue(), repository=tag)
-    return tag

@@ -41,7 +41,7 @@ def up(count: int | None = None, progress: Progress = quiet) -> dict[str, Any]:
         if count is None:
             count = len(_ours(client)) or 2
         image = images.build(client, progress)
-        made = content.make(client, progress)
+        made = content.make(progress)
         network.ensure(client)
         subnet = network.subnet(client, network.MANAGEMENT)
         services = _outside(client, image, made.base, subnet, progress)

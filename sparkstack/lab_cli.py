@@ -153,12 +153,14 @@ class _Bars:
 
 class _Lines:
     def __init__(self) -> None:
-        self.stage, self.last = "", 0.0
+        self.stage, self.line, self.last = "", "", 0.0
 
     def __call__(self, stage: str, done: int, total: int | None, note: str) -> None:
         now = time.monotonic()
         if stage == self.stage and now - self.last < LINE_EVERY_S and done != total:
             return
-        self.stage, self.last = stage, now
         share = f" {100 * done // total}%" if total else ""
-        click.echo(f"{stage}:{share} {note}", err=True)
+        line = f"{stage}:{share} {note}".rstrip()
+        if line != self.line:
+            click.echo(line, err=True)
+        self.stage, self.line, self.last = stage, line, now

@@ -180,7 +180,7 @@ def missing_pins(
     base = recipe.image.base
     if not is_pinned_image((image_bases or {}).get(base, base)):
         remedy = "add the digest that you have checked, here or in image_bases of group_data; deploy refuses"
-        found = f"image {base} without a digest"
+        found = "no image" if base == UNVERIFIED else f"image {base} without a digest"
         result.append((("image", "base"), found, "NAME@sha256:…", f"{remedy} the recipe until then"))
     return result
 

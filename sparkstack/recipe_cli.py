@@ -54,7 +54,7 @@ def _row(checked: Checked) -> dict[str, Any]:
     if wish is None or checked.errors:
         state = f"{checked.errors} error" + ("" if checked.errors == 1 else "s")
     else:
-        state = "ready" if not checked.refused else "refused" if checked.refused > checked.pins else "unpinned"
+        state = "refused" if checked.refused > checked.pins else "unpinned" if checked.pins else "ready"
     row = {
         "name": checked.path.stem,
         "format": "?",

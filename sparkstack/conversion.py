@@ -15,7 +15,13 @@ from pydantic import BaseModel, ValidationError
 
 from sparkstack import flags, placeholders, schema, shell_words
 from sparkstack.community import Community, RecipeV1, RecipeV2
-from sparkstack.description import DEFAULT_GPU_MEMORY_UTILIZATION, GB, UNIFIED_MEMORY_GB, Launch
+from sparkstack.description import (
+    DEFAULT_GPU_MEMORY_UTILIZATION,
+    GB,
+    UNIFIED_MEMORY_GB,
+    VLLM_KINDS,
+    Launch,
+)
 from sparkstack.findings import Finding, error, in_order, unsupported, warning
 from sparkstack.native import Recipe
 from sparkstack.recipe_fields import DERIVED_OPTIONS, SLUG, UNVERIFIED
@@ -23,7 +29,7 @@ from sparkstack.units import GIB
 from sparkstack.yamlfile import Document, Loc
 
 MODELS: dict[str, type[RecipeV1] | type[RecipeV2]] = {"1": RecipeV1, "2": RecipeV2}
-RUNTIMES = ("vllm", "vllm-ray", "vllm-distributed", "sglang", "llama-cpp", "trtllm", "atlas", "eugr-vllm")
+RUNTIMES = (*VLLM_KINDS, "sglang", "llama-cpp", "trtllm", "atlas")
 RUNTIME_DEFAULTS = {"host": "0.0.0.0", "port": 8000, "tensor_parallel": 1, "pipeline_parallel": 1}
 """What a command's placeholders mean where neither the recipe nor the user says more."""
 IMAGE_GIB = 25
@@ -132,6 +138,7 @@ class _Reader:
     ) -> None:
         self.document, self.version, self.recipe = document, version, recipe
         self.nodes, self.overrides, self.findings = nodes, overrides, findings
+        self.ray = False
         self.lines: dict[str, str] = {}
         for key in ("model", "metadata", "env", "min_nodes", "max_nodes", "runtime"):
             self.lines[key] = document.where((key,))
@@ -161,8 +168,9 @@ class _Reader:
         env = self._env()
         self._not_ours(runtime)
         if open_size and self.nodes is None:
-            # It follows from the inventory; what `defaults` says is only looked at.
-            low, high = self._follow(options, low, high)
+            self._suggested_size(options, high)
+        elif not open_size:
+            low, high = _only(options, low, high)
         launch = Launch(
             format=self.version,
             path=self.document.path,
@@ -206,16 +214,14 @@ class _Reader:
             return 1, 1
         return (max(low, 2), high) if cluster else (low, high)
 
-    def _follow(self, options: dict[str, Any], low: int, high: int | None) -> tuple[int, int | None]:
-        """Checks a tensor parallel size that `defaults` suggests against the limits, and widens none."""
+    def _suggested_size(self, options: dict[str, Any], high: int | None) -> None:
+        """A tensor parallel size in `defaults` follows from the inventory; it is only looked at."""
         size = options.get("tensor_parallel_size")
-        if "tensor_parallel" not in self.recipe.defaults or not isinstance(size, int):
-            return low, high
-        if high is not None and size > high:
-            found = f"tensor_parallel {size} for at most {high} hosts"
+        said = "tensor_parallel" in self.recipe.defaults
+        if said and high is not None and isinstance(size, int) and size > high:
+            found = f"tensor_parallel {size} for at most {high} host" + ("" if high == 1 else "s")
             where = self.where("defaults", "tensor_parallel")
             self.findings.append(error("parallel", where, found, f"{high} or less", "one host is one GPU"))
-        return low, high
 
     # The command.
 
@@ -273,7 +279,6 @@ class _Reader:
             self.findings.append(
                 error("runtime", self.where("runtime"), f"runtime {asked!r}", ", ".join(RUNTIMES), remedy)
             )
-        asked = {"vllm-distributed": "vllm", "eugr-vllm": "vllm"}.get(asked, asked)
         backend = self.recipe.defaults.get("distributed_executor_backend")
         command = self._one_command(words)
         started = flags.runtime([word.text for word in command])
@@ -284,15 +289,17 @@ class _Reader:
             found = f"a command that starts with {command[0].text!r}"
             self.findings.append(unsupported("command", where, found, "`vllm serve …`", "write it so"))
         parsed = None
-        if started == "vllm" and runtime in ("vllm", "vllm-ray"):
+        if started == "vllm" and runtime in VLLM_KINDS:
             skip = 2 if command[1].text == "serve" else 3
             parsed = flags.parse(command[skip:])
             self._report_flags(parsed, command[skip:])
             backend = parsed.options.get("distributed_executor_backend", backend)
             for name, line in parsed.lines.items():
                 self.lines[f"options.{name}"] = self.document.where_in(("command",), line)
-        if runtime == "vllm" and backend == "ray":
-            runtime = "vllm-ray"
+        self.ray = runtime in VLLM_KINDS and (backend == "ray" or runtime == "vllm-ray")
+        if runtime == "vllm":
+            image_is_made = self.version == "1" or self.recipe.build_args or self.recipe.mods
+            runtime = "eugr-vllm" if image_is_made else "vllm-ray" if self.ray else "vllm-distributed"
         return runtime, parsed
 
     def _one_command(self, words: list[shell_words.Word]) -> list[shell_words.Word]:
@@ -420,13 +427,13 @@ class _Reader:
 
     def _not_ours(self, runtime: str) -> None:
         recipe = self.recipe
-        if runtime not in ("vllm", "vllm-ray"):
+        if runtime not in VLLM_KINDS:
             key = "runtime" if getattr(recipe, "runtime", None) else "command"
             remedy = "deploy does not start it" + (" yet" if runtime == "atlas" else "")
             self.findings.append(
                 unsupported("runtime", self.where(key), f"runtime {runtime}", "vllm", remedy)
             )
-        elif runtime == "vllm-ray":
+        elif self.ray:
             where = self.lines.get("options.distributed_executor_backend", self.where("defaults"))
             remedy = "it is left out: one process a host, without Ray"
             self.findings.append(
@@ -509,11 +516,13 @@ class _Reader:
     # The recipe that a run gets.
 
     def _native(self, launch: Launch, open_size: bool) -> Recipe | None:
-        if launch.runtime not in ("vllm", "vllm-ray", "atlas") or not launch.model:
+        if launch.runtime not in (*VLLM_KINDS, "atlas") or not launch.model:
             return None
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", launch.model):
             found = f"the model {launch.model!r}"
             remedy = "name the repository; files of a host are not staged"
+            if ":" in launch.model:
+                remedy = "one file of a repository (GGUF) is not staged"
             self.findings.append(
                 unsupported("model", self.where("model"), found, "a hub id, ORGANISATION/NAME", remedy)
             )
@@ -595,6 +604,17 @@ class _Reader:
         if lengths:
             result["max_tokens"] = max(*lengths, 2)
         return {"benchmark": result}
+
+
+def _only(options: Mapping[str, Any], low: int, high: int | None) -> tuple[int, int | None]:
+    """A tensor parallel size that is written out means that many hosts, where the limits allow them."""
+    size = options.get("tensor_parallel_size")
+    if not isinstance(size, int) or size < 1:
+        return low, high
+    for name in ("pipeline_parallel_size", "data_parallel_size"):
+        other = options.get(name)
+        size *= other if isinstance(other, int) and other > 0 else 1
+    return (size, size) if low <= size <= (high or size) else (low, high)
 
 
 def _numbers(value: Any) -> list[int]:

@@ -11,6 +11,8 @@ from sparkstack.native import Recipe
 from sparkstack.yamlfile import Document
 
 GB = 10**9
+VLLM_KINDS = ("vllm", "vllm-distributed", "vllm-ray", "eugr-vllm")
+"""Runtimes that are vLLM: ours, and those that sparkrun tells apart. We start all of them in one way."""
 UNIFIED_MEMORY_GB = 128
 """Of one Spark, shared by CPU and GPU."""
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
@@ -66,7 +68,7 @@ class Launch:
 
     @property
     def is_vllm(self) -> bool:
-        return self.runtime in ("vllm", "vllm-ray")
+        return self.runtime in VLLM_KINDS
 
     @property
     def is_hybrid(self) -> bool:

@@ -139,6 +139,12 @@ def _check_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> None
         problems.append(Problem(f"recipe {recipe.name}", found, wanted, "remove tensor_parallel_size"))
 
 
+def words_of(model: str, options: Mapping[str, Any]) -> list[str]:
+    """`vllm serve MODEL …` with nothing but these options."""
+    given = (item for item in options.items() if item[1] is not None)
+    return ["vllm", "serve", model, *(word for name, value in given for word in _words(name, value))]
+
+
 def _words(name: str, value: Any) -> list[str]:
     flag = argument_name(name)
     if value is True:

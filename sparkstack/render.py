@@ -65,10 +65,11 @@ def render(wish: Launch, nodes: int) -> list[Rendered]:
     """
     recipe = wish.recipe
     if recipe is None:
-        if not wish.command:
+        command = wish.command or (launch.words_of(wish.model, wish.options) if wish.is_vllm else ())
+        if not command:
             found = f"runtime {wish.runtime} without a command"
             raise SparkstackError(Problem(wish.where("runtime"), found, "a command", "nothing can be shown"))
-        text = shlex.join(wish.command) + "\n"
+        text = shlex.join(command) + "\n"
         return [Rendered(0, 1, {f"the recipe's own command (runtime {wish.runtime})": text})]
     if problems := recipe.check_nodes(nodes):
         raise SparkstackError(problems)

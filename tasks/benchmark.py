@@ -30,6 +30,8 @@ def measured(site: Site) -> Commands:
 
     No-op when this release has been measured with this profile; `bench.py` measures anew.
     """
+    if not site.is_head:
+        return
     if _same_measurement(host.get_fact(Json, path=site.measurement_path), site):
         host.noop(f"release {site.release_id} has been measured")
         return
@@ -54,6 +56,8 @@ def judged(site: Site) -> Commands:
 
     No-op when the verdict stands already. A miss fails the host with the figures, on every run.
     """
+    if not site.is_head:
+        return
     measurement = host.get_fact(Json, path=site.measurement_path)
     if not measurement:
         # Reached in a dry run, before anything was measured; a real run has failed by now.
@@ -82,6 +86,5 @@ def judged(site: Site) -> Commands:
 @deploy("benchmark")
 def deploy_benchmark(site: Site) -> None:
     """The head measures; the figures go into the report of the run."""
-    if site.is_head:
-        measured(name="endpoint is measured", site=site)
-        judged(name="figures meet the recipe", site=site)
+    measured(name="endpoint is measured", site=site)
+    judged(name="figures meet the recipe", site=site)

@@ -11,8 +11,20 @@ from tasks import share
 from tasks.facts import Json
 from tasks.files import Commands, ManagedFile
 from tasks.operations import managed_files
-from tasks.remote import job
+from tasks.remote import fail, job
 from tasks.site import Site
+
+
+@operation()
+def hub_token(site: Site) -> Commands:
+    """Put the site's hub token on the head as a root-only file. No-op when it is there, or none is declared."""
+    if not site.is_head or not site.hub_token_path:
+        return
+    path = Path(site.data.hub_token_file).expanduser()
+    if not path.is_file():
+        yield fail(f"hub_token_file: found no file {path}; wanted one with the token; correct group_data")
+        return
+    yield from managed_files._inner([ManagedFile.local(site.hub_token_path, path, "600")])
 
 
 @operation()
@@ -21,6 +33,8 @@ def staged(site: Site) -> Commands:
 
     No-op when the checkpoint's folder has its manifest, which is written last.
     """
+    if not site.is_head:
+        return
     manifest = host.get_fact(Json, path=f"{site.checkpoint_dir}/manifest.json")
     if manifest and manifest.get("id") == site.checkpoint_id:
         host.noop(f"checkpoint {site.checkpoint_id} is staged")
@@ -52,6 +66,8 @@ def received(site: Site) -> Commands:
 
     No-op when this host's manifest equals the head's.
     """
+    if site.is_head:
+        return
     path = f"{site.checkpoint_dir}/manifest.json"
     wanted = site.head.get_fact(Json, path=path)
     if wanted and host.get_fact(Json, path=path) == wanted:
@@ -73,12 +89,7 @@ def received(site: Site) -> Commands:
 @deploy("checkpoint")
 def deploy_checkpoint(site: Site) -> None:
     """After this every host has the same manifest."""
-    if site.is_head:
-        if site.hub_token_path:
-            token = Path(site.data.hub_token_file).expanduser()
-            managed_files(name="hub token", files=[ManagedFile.local(site.hub_token_path, token, "600")])
-        staged(name="checkpoint is staged on the head", site=site)
-    else:
-        received(name="checkpoint is the head's", site=site)
-    if site.is_head:
-        share.closed(name="share is closed", site=site)
+    hub_token(name="hub token is on the head", site=site)
+    staged(name="checkpoint is staged on the head", site=site)
+    received(name="checkpoint is the head's", site=site)
+    share.closed(name="share is closed", site=site)

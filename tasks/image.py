@@ -22,6 +22,8 @@ def built(site: Site) -> Commands:
 
     No-op when the tag exists (the tag is the hash of base, plugin, Dockerfile and arguments).
     """
+    if not site.is_head:
+        return
     found = host.get_fact(ImageId, tag=site.image_tag)
     if found == "":
         yield fail(SILENT.format(host.name))
@@ -52,6 +54,8 @@ def received(site: Site) -> Commands:
 
     No-op when this host has the same image id as the head.
     """
+    if site.is_head:
+        return
     wanted = site.head.get_fact(ImageId, tag=site.image_tag)
     found = host.get_fact(ImageId, tag=site.image_tag)
     if found == "":
@@ -75,9 +79,6 @@ def received(site: Site) -> Commands:
 @deploy("image")
 def deploy_image(site: Site) -> None:
     """After this every host has the same image id."""
-    if site.is_head:
-        built(name="image is built on the head", site=site)
-    else:
-        received(name="image is the head's", site=site)
-    if site.is_head:
-        share.closed(name="share is closed", site=site)
+    built(name="image is built on the head", site=site)
+    received(name="image is the head's", site=site)
+    share.closed(name="share is closed", site=site)

@@ -69,11 +69,13 @@ def checks_pass(site: Site) -> Commands:
 
 
 @operation()
-def hosts_agree() -> Commands:
+def hosts_agree(site: Site) -> Commands:
     """Compare the hosts with one another (architecture, driver, kernel, clock), from the head.
 
     No-op when they agree (it never changes anything); else fails with a line a difference.
     """
+    if not site.is_head:
+        return
     yield from _show(preflight.across(list(_asked.values()), MAX_SKEW_SECONDS))
 
 
@@ -93,5 +95,4 @@ def _show(results: list[CheckResult]) -> Commands:
 def deploy_preflight(site: Site) -> None:
     """Ask each host once, judge, stop before any change."""
     checks_pass(name="host can carry the recipe", site=site)
-    if site.is_head and len(site.hosts) > 1:
-        hosts_agree(name="hosts agree with one another")
+    hosts_agree(name="hosts agree with one another", site=site)

@@ -34,6 +34,8 @@ def activated(site: Site) -> Commands:
     No-op when on every rank `current` is this release, started with the present fabric.env, and the unit
     is active (on the head: after a real completion).
     """
+    if not site.is_head:
+        return
     if serving(site):
         host.noop(f"release {site.release_id} serves on every rank")
         return
@@ -115,5 +117,4 @@ def deploy_serve(site: Site) -> None:
     unit = managed_files(name="unit file", files=[site.unit_file])
     systemd.daemon_reload(name="systemd reads the unit file", _if=unit.did_change)
     systemd.service(name="unit starts at boot", service=UNIT, running=None, enabled=True)
-    if site.is_head:
-        activated(name="release serves on all ranks", site=site)
+    activated(name="release serves on all ranks", site=site)

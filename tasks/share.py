@@ -75,6 +75,8 @@ def _open(state: Any, host: Any, site: Site) -> bool:
 @operation()
 def closed(site: Site) -> Commands:
     """Stop the share on the head and drop its token. No-op when it does not run."""
+    if not site.is_head:
+        return
     if host.get_fact(UnitState, unit=UNIT) == "inactive":
         host.noop("the share does not run")
         return

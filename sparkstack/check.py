@@ -109,7 +109,7 @@ def _native(document: Document, findings: list[Finding]) -> Launch | None:
             code = "unknown-key" if problem.found.startswith("unknown key") else "type"
             findings.append(Finding(problem, "error", code))
         # What is wrong is told; what is right beside it is still looked at.
-        kept = _without(document.value, first)
+        kept = _filled(_without(document.value, first))
         try:
             recipe = Recipe.model_validate(kept)
         except ValidationError:
@@ -160,6 +160,35 @@ def _without(value: Any, mistake: ValidationError) -> Any:
     return copy(value, ())
 
 
+def _filled(value: Any) -> Any:
+    """A file's value with stand-ins for what every recipe has, none of which is complained about again."""
+
+    def under(skeleton: dict[str, Any], here: Any) -> Any:
+        if not isinstance(here, dict):
+            return here
+        result = dict(here)
+        for key, stand_in in skeleton.items():
+            there = result.get(key)
+            result[key] = (
+                under(stand_in, {} if there is None else there)
+                if isinstance(stand_in, dict)
+                else (stand_in if there is None else there)
+            )
+        return result
+
+    return under(_SKELETON, value)
+
+
+_SKELETON: dict[str, Any] = {
+    "name": "x",
+    "model": "x/x",
+    "checkpoint": {"source": {"repo": "x/x", "revision": "0" * 40}},
+    "image": {"base": conversion.NO_IMAGE},
+    "serve": {},
+    "budget": {"memory_gib": 1, "disk_gib": 1},
+}
+
+
 def _plugin_variables(recipe: Recipe, document: Document) -> list[Finding]:
     known = {plugin_switch(feature) for feature in PLUGIN_FEATURES | recipe.image.plugin.keys()}
     result = []
@@ -176,7 +205,9 @@ def _plugin_variables(recipe: Recipe, document: Document) -> list[Finding]:
 def _foreign_pins(launch: Launch) -> list[Finding]:
     """As `missing_pins`, in the words of the community's formats."""
     result = []
-    if launch.revision is None:
+    if not launch.model:
+        where = found = remedy = ""  # told as missing
+    elif launch.revision is None:
         where, found = launch.where("model"), f"no pinned revision of {launch.model}"
         remedy = "add model_revision" if launch.format == "2" else "take a native recipe, which can pin it"
     elif not re.fullmatch(r"[0-9a-f]{40}", launch.revision):
@@ -205,7 +236,9 @@ def _parallel(launch: Launch) -> list[Finding]:
     low, high = launch.min_nodes, launch.max_nodes
     fixed = launch.recipe is None or "tensor_parallel_size" in launch.recipe.serve.options
     where = launch.where("options.tensor_parallel_size")
-    limits = f"{low} host" + ("" if low == 1 else "s") if high == low else f"{low} to {high or 'any'} hosts"
+    limits = (
+        _count(low, "host") if high == low else f"{low} to {high} hosts" if high else f"{low} or more hosts"
+    )
     if launch.options.get("tensor_parallel_size") is not None and fixed:
         product = size * others
         if product < low or (high is not None and product > high):
@@ -215,7 +248,7 @@ def _parallel(launch: Launch) -> list[Finding]:
         elif not low == high == product:
             found = f"tensor parallel size {size} written out on {limits}"
             remedy = "leave it out: it follows from the inventory"
-            result.append(warning("parallel", where, found, f"exactly {product} hosts", remedy))
+            result.append(warning("parallel", where, found, f"exactly {_count(product, 'host')}", remedy))
     elif others > 1 and low % others and high == low:
         where = launch.where("options.pipeline_parallel_size")
         found = f"pipeline × data parallel size {others} on {limits}"

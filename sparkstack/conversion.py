@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from sparkstack import flags, placeholders, schema, shell_words
-from sparkstack.community import Community, RecipeV1, RecipeV2
+from sparkstack.community import Community, ExecutorConfig, RecipeV1, RecipeV2
 from sparkstack.description import (
     DEFAULT_GPU_MEMORY_UTILIZATION,
     GB,
@@ -34,6 +34,8 @@ RUNTIME_DEFAULTS = {"host": "0.0.0.0", "port": 8000, "tensor_parallel": 1, "pipe
 """What a command's placeholders mean where neither the recipe nor the user says more."""
 IMAGE_GIB = 25
 """Of the disk, for a vLLM image: 19.6 GB as downloaded, and unpacked layers."""
+NO_IMAGE = f"{UNVERIFIED}@sha256:{'0' * 64}"
+"""Stands in for an image whose absence is told already."""
 # Keys of `defaults` that are no option of vLLM by that name.
 _KEYS_OF_TOOLS = frozenset({"ep_size", "tensor_parallel", "pipeline_parallel", "data_parallel"})
 
@@ -57,8 +59,8 @@ def convert(
     model = MODELS[version]
     result = Converted()
     recipe = _validated(document, model, result.findings)
+    result.findings += _unknown_keys(document, model, document.value, ())
     if recipe is not None:
-        result.findings += _unknown_keys(recipe, document, ())
         reader = _Reader(document, version, recipe, nodes, dict(overrides or {}), result.findings)
         result.launch = reader.read()
     result.findings = in_order(result.findings)
@@ -82,11 +84,14 @@ def _validated(
         for key, near in mistyped.items():
             where = document.where((key,))
             findings.append(
-                error("unknown-key", where, f"unknown key {key!r}", f"{near!r}", f"did you mean {near!r}?")
+                error("unknown-key", where, f"unknown key {key!r}", f"{near!r}", "correct its name")
             )
         wrong = {str(detail["loc"][0]) for detail in first.errors() if detail["type"] != "missing"}
         renamed = {mistyped.get(key, key): value for key, value in document.value.items()}
         rest = {key: value for key, value in renamed.items() if key not in wrong}
+        # Stand-ins that no check complains about again.
+        if model is RecipeV1:
+            rest = {"name": "x", "container": NO_IMAGE, **rest}
         try:
             return model.model_validate(rest)
         except ValidationError:
@@ -100,28 +105,27 @@ def _mistyped(value: Mapping[str, Any], model: type[BaseModel]) -> dict[str, str
     return {key: near[0] for key in unknown if (near := get_close_matches(str(key), required, 1))}
 
 
-def _unknown_keys(model: BaseModel, document: Document, above: Loc) -> list[Finding]:
-    known = sorted(type(model).model_fields)
+def _unknown_keys(
+    document: Document, model: type[BaseModel], value: Mapping[str, Any], above: Loc
+) -> list[Finding]:
+    """Keys that the format does not have, but for those that are told as a required one mistyped."""
+    known = sorted(model.model_fields)
     result = []
-    for key in model.model_extra or {}:
-        near = get_close_matches(str(key), known, 1)
-        if above == () and near and near[0] not in document.value and near[0] in _mistyped_required(model):
+    mistyped = {} if above else _mistyped(value, model)
+    for key in value:
+        if key in known or key in mistyped:
             continue
+        near = get_close_matches(str(key), known, 1)
         remedy = f"did you mean {near[0]!r}?" if near else "it has no effect; remove it"
         where = document.where((*above, key))
         dotted = ".".join(map(str, (*above, key)))
         result.append(
             warning("unknown-key", where, f"unknown key {dotted!r}", f"one of: {', '.join(known)}", remedy)
         )
-    for name in type(model).model_fields:
-        inner = getattr(model, name)
-        if isinstance(inner, BaseModel):
-            result += _unknown_keys(inner, document, (*above, name))
+    inner = value.get("executor_config")
+    if not above and model is RecipeV2 and isinstance(inner, dict):
+        result += _unknown_keys(document, ExecutorConfig, inner, ("executor_config",))
     return result
-
-
-def _mistyped_required(model: BaseModel) -> set[str]:
-    return {name for name, info in type(model).model_fields.items() if info.is_required()}
 
 
 class _Reader:
@@ -204,11 +208,10 @@ class _Reader:
             found = f"{'cluster_only' if cluster else f'min_nodes {low}'} and solo_only"
             self.findings.append(error("nodes", self.where(key), found, "one of the two", "remove one"))
         elif high is not None and high < (2 if cluster else low):
-            found = f"max_nodes {high} below {'cluster_only' if cluster else f'min_nodes {low}'}"
-            remedy = "correct one of the two"
-            self.findings.append(
-                error("nodes", self.where("max_nodes"), found, "max_nodes not below", remedy)
-            )
+            least = "the 2 hosts of cluster_only" if cluster else f"min_nodes {low}"
+            found, wanted = f"max_nodes {high} below {least}", "max_nodes not below"
+            where = self.where("max_nodes")
+            self.findings.append(error("nodes", where, found, f"{wanted} it", "correct one of the two"))
             high = None
         if solo:
             return 1, 1
@@ -350,6 +353,8 @@ class _Reader:
             says = warning if twice.equal else error
             self.findings.append(says("twice", where(twice.line), found, "each flag once", "remove one"))
         for text, line in parsed.strange:
+            if flags.is_placeholder(text):
+                continue  # told as a name without a value
             found = f"{text!r} in the command"
             remedy = "write it as --flag value"
             self.findings.append(unsupported("flag", where(line), found, "a long flag or its value", remedy))
@@ -427,7 +432,9 @@ class _Reader:
 
     def _not_ours(self, runtime: str) -> None:
         recipe = self.recipe
-        if runtime not in VLLM_KINDS:
+        if runtime not in RUNTIMES:
+            pass  # told as a mistake
+        elif runtime not in VLLM_KINDS:
             key = "runtime" if getattr(recipe, "runtime", None) else "command"
             remedy = "deploy does not start it" + (" yet" if runtime == "atlas" else "")
             self.findings.append(
@@ -569,6 +576,8 @@ class _Reader:
             where = self.where("env", name)
         shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "…"
         found = f"{name or '.'.join(map(str, loc))} = {shown}"
+        if loc[-1] == "[key]":
+            found = f"the name {name!r}"
         self.findings.append(error("type", where, found, wanted, "correct it"))
 
     def _container(self) -> dict[str, Any]:

@@ -99,6 +99,11 @@ def parse(words: Sequence[Word]) -> Flags:
     return flags
 
 
+def is_placeholder(text: str) -> bool:
+    """Is it a `{name}` that no value was found for?"""
+    return _PLACEHOLDER.fullmatch(text) is not None
+
+
 def _is_flag(text: str) -> bool:
     return text.startswith("-") and len(text) > 1 and not _NUMBER.fullmatch(text)
 
@@ -129,7 +134,7 @@ def _add(
         flags.strange.append((spelling, line))
         return
     for text, bare in values:
-        if _PLACEHOLDER.fullmatch(text):
+        if is_placeholder(text):
             continue  # told as a name without a value
         if bare or (text.startswith("{") and not isinstance(scalar(text), dict)):
             flags.bad_json.append((spelling, text, line))

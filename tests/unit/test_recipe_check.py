@@ -1,0 +1,693 @@
+# ruff: noqa: E501 -- a message is compared with the whole line that a user reads
+"""What `recipe check` says, word by word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from sparkstack import rules
+from sparkstack.check import check
+from sparkstack.cli import main
+from sparkstack.native import PLUGIN_FEATURES, Recipe, pins_missing, unsupported
+from sparkstack.recipe import load_recipe
+from sparkstack.recipe_schema import FILES, schema
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes"
+ZEROS, DIGEST = "0" * 40, "0" * 64
+V1 = f"recipe_version: '1'\nname: x\nmodel: a/b\ncontainer: c@sha256:{DIGEST}\n"
+V2 = f"model: a/b\nmodel_revision: '{ZEROS}'\ncontainer: c@sha256:{DIGEST}\n"
+NATIVE = f"""\
+name: x
+model: a/b
+checkpoint:
+  source: {{repo: a/b, revision: '{ZEROS}'}}
+image: {{base: c@sha256:{DIGEST}}}
+budget: {{memory_gib: 1, disk_gib: 1}}
+"""
+
+
+def said(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    return [str(finding).removeprefix(f"{tmp_path}/") for finding in check(path).findings]
+
+
+BROKEN: list[tuple[str, str, list[str]]] = [
+    (
+        "v1 typo required",
+        "recipe_version: '1'\nname: x\ncontaner: c\ncommand: vllm serve a/b\n",
+        [
+            "r.yaml:1: warning: found no pinned revision of a/b; wanted a commit (40 hex digits); take a native recipe, which can pin it; deploy refuses the recipe until then",
+            "r.yaml:1: warning: found image c without a digest; wanted NAME@sha256:…; add the digest that you have checked, here or in image_bases of group_data; deploy refuses the recipe until then",
+            "r.yaml:3: error: found unknown key 'contaner'; wanted 'container'; correct its name",
+        ],
+    ),
+    (
+        "v1 missing",
+        "recipe_version: '1'\nname: x\n",
+        [
+            "r.yaml:1: error: found no 'container'; wanted a value; add 'container' to the recipe",
+            "r.yaml:1: error: found no 'command'; wanted a value; add 'command' to the recipe",
+        ],
+    ),
+    (
+        "v1 wrong types",
+        V1 + "solo_only: yes please\nmods: {a: 1}\nenv: [1]\ncommand: vllm serve a/b {prot}\n",
+        [
+            "r.yaml:3: warning: found no pinned revision of a/b; wanted a commit (40 hex digits); take a native recipe, which can pin it; deploy refuses the recipe until then",
+            "r.yaml:5: error: found solo_only = 'yes please'; wanted a valid boolean",
+            "r.yaml:6: error: found mods = {'a': 1}; wanted a list of texts",
+            "r.yaml:7: error: found env = [1]; wanted keys with values",
+            "r.yaml:8: error: found {prot} without a value; wanted a key of defaults; did you mean {port}?",
+        ],
+    ),
+    (
+        "v1 unknown key",
+        V1 + "cluster_olny: true\ncommand: vllm serve a/b\n",
+        [
+            "r.yaml:3: warning: found no pinned revision of a/b; wanted a commit (40 hex digits); take a native recipe, which can pin it; deploy refuses the recipe until then",
+            "r.yaml:5: warning: found unknown key 'cluster_olny'; wanted one of: build_args, cluster_only, command, container, defaults, description, env, model, mods, name, pull_image, recipe_version, solo_only; did you mean 'cluster_only'?",
+        ],
+    ),
+    (
+        "v2 wrong types",
+        V2 + "min_nodes: two\ndefaults: 5\ncommand: vllm serve {model} --port {prt}\n",
+        [
+            "r.yaml:4: error: found min_nodes = 'two'; wanted a valid integer",
+            "r.yaml:5: error: found defaults = 5; wanted keys with values",
+            "r.yaml:6: error: found {prt} without a value; wanted a key of defaults; did you mean {port}?",
+        ],
+    ),
+    (
+        "v2 executor typo",
+        V2 + "executor_config: {shm_sise: 1g, privileged: maybe}\ncommand: vllm serve {model}\n",
+        [
+            "r.yaml:4: error: found executor_config.privileged = 'maybe'; wanted a valid boolean",
+            "r.yaml:4: warning: found unknown key 'executor_config.shm_sise'; wanted one of: auto_remove, entrypoint, gpus, ipc, network, privileged, restart_policy, shm_size, user; did you mean 'shm_size'?",
+        ],
+    ),
+    (
+        "v2 hooks",
+        V2 + "pre_exec: [{cpy: a}]\n",
+        [
+            "r.yaml:4: error: found pre_exec = [{'cpy': 'a'}]; wanted commands, or `{copy, dest}`",
+        ],
+    ),
+    (
+        "endless",
+        V2 + "defaults: {a: '{b}', b: '{a}'}\ncommand: vllm serve {model} --x {a}\n",
+        [
+            "r.yaml:5: error: found {a}, whose value holds {a} again; wanted values that end; correct defaults",
+        ],
+    ),
+    (
+        "blank",
+        V2 + "command: |\n  vllm serve {model} \\ \n    --port 1\n",
+        [
+            "r.yaml:5: warning: found a blank behind the backslash; wanted the backslash as the line's end; remove the blank (it is repaired here)",
+        ],
+    ),
+    (
+        "no continuation",
+        V2 + "command: |\n  vllm serve {model}\n    --port 1\n",
+        [
+            "r.yaml:5: warning: found more than one command (a line's end without a backslash); wanted one command; we start the engine without a shell; put the rest into the image",
+        ],
+    ),
+    (
+        "twice alias",
+        V2 + "command: |\n  vllm serve {model} \\\n    -tp 2 \\\n    --tensor-parallel-size 4\n",
+        [
+            "r.yaml:7: error: found --tensor-parallel-size again, first in line 6 (as -tp), with another value; wanted each flag once; remove one",
+        ],
+    ),
+    (
+        "twice same",
+        V2 + "command: |\n  vllm serve {model} \\\n    --max-model-len 5 --max_model_len=5\n",
+        [
+            "r.yaml:6: warning: found --max_model_len again, first in line 6 (as --max-model-len); wanted each flag once; remove one",
+        ],
+    ),
+    (
+        "twice on off",
+        V2 + "command: vllm serve {model} --enable-prefix-caching --no-enable-prefix-caching\n",
+        [
+            "r.yaml:4: error: found --no-enable-prefix-caching again, first in line 4 (as --enable-prefix-caching), with another value; wanted each flag once; remove one",
+        ],
+    ),
+    (
+        "bare json",
+        V2 + 'command: |\n  vllm serve {model} --speculative-config {"method":"mtp"}\n',
+        [
+            "r.yaml:5: error: found --speculative-config {method:mtp}; wanted a JSON object; put it in single quotes, with double quotes inside",
+        ],
+    ),
+    (
+        "bad json",
+        V2 + "command: |\n  vllm serve {model} --speculative-config '{\"method\":mtp}'\n",
+        [
+            'r.yaml:5: error: found --speculative-config {"method":mtp}; wanted a JSON object; put it in single quotes, with double quotes inside',
+        ],
+    ),
+    (
+        "quote",
+        V2 + "command: |\n  vllm serve {model} \\\n  --x 'a\n",
+        [
+            "r.yaml:6: error: found a ' that does not end; wanted a quote for each quote; close it",
+        ],
+    ),
+    (
+        "runtime typo",
+        V2 + "runtime: sglnag\n",
+        [
+            "r.yaml:4: error: found runtime 'sglnag'; wanted vllm, vllm-distributed, vllm-ray, eugr-vllm, sglang, llama-cpp, trtllm, atlas; did you mean 'sglang'?",
+        ],
+    ),
+    (
+        "solo cluster",
+        V2 + "solo_only: true\ncluster_only: true\n",
+        [
+            "r.yaml:4: error: found cluster_only and solo_only; wanted one of the two; remove one",
+        ],
+    ),
+    (
+        "solo min",
+        V2 + "mode: solo\nmin_nodes: 2\n",
+        [
+            "r.yaml:4: error: found min_nodes 2 and solo_only; wanted one of the two; remove one",
+        ],
+    ),
+    (
+        "max below",
+        V2 + "min_nodes: 3\nmax_nodes: 2\n",
+        [
+            "r.yaml:5: error: found max_nodes 2 below min_nodes 3; wanted max_nodes not below it; correct one of the two",
+        ],
+    ),
+    (
+        "tp solo",
+        V2 + "solo_only: true\ndefaults: {tensor_parallel: 2}\n",
+        [
+            "r.yaml:5: error: found tensor_parallel 2 for at most 1 host; wanted 1 or less; one host is one GPU",
+        ],
+    ),
+    (
+        "tp literal",
+        V2 + "max_nodes: 2\ncommand: vllm serve {model} -tp 4\n",
+        [
+            "r.yaml:5: error: found a recipe for 4 GPUs (tensor × pipeline × data parallel size) on 1 to 2 hosts; wanted one GPU a host; correct the size, or min_nodes and max_nodes",
+        ],
+    ),
+    (
+        "pp",
+        V2 + "min_nodes: 3\nmax_nodes: 3\ndefaults: {pipeline_parallel: 2}\n",
+        [
+            "r.yaml:6: error: found pipeline × data parallel size 2 on 3 hosts; wanted a multiple of 2 hosts; correct one",
+        ],
+    ),
+    (
+        "memory",
+        V2 + "metadata: {model_vram: 200}\n",
+        [
+            "r.yaml:4: error: found 200.0 GB of weights on 1 host; wanted at most 115.2 GB (128 GB × 1 × 0.9); min_nodes: 2, a shorter max_model_len, or a smaller model",
+        ],
+    ),
+    (
+        "memory2",
+        V2
+        + "max_nodes: 1\nmetadata: {model_vram: 100, kv_vram_per_token: 0.0001}\ndefaults: {max_model_len: 262144, gpu_memory_utilization: 0.9}\n",
+        [
+            "r.yaml:6: error: found 100.0 GB of weights + 26.2 GB of KV cache for 262144 tokens on 1 host; wanted at most 115.2 GB (128 GB × 1 × 0.9); 2 hosts could hold it; raise max_nodes, or take a smaller model",
+        ],
+    ),
+    (
+        "memory3",
+        V2 + "metadata: {model_params: 235B, model_dtype: bfloat16}\n",
+        [
+            "r.yaml:4: error: found 470.0 GB of weights on 1 host; wanted at most 115.2 GB (128 GB × 1 × 0.9); min_nodes: 5, a shorter max_model_len, or a smaller model",
+        ],
+    ),
+    (
+        "gmu",
+        V2 + "metadata: {model_vram: 10}\ndefaults: {gpu_memory_utilization: 1.5}\n",
+        [
+            "r.yaml:5: error: found gpu_memory_utilization 1.5; wanted more than 0, at most 1",
+        ],
+    ),
+    (
+        "model twice",
+        V2 + "command: vllm serve a/c\n",
+        [
+            "r.yaml:4: error: found the model 'a/c' in the command and 'a/b' as model; wanted one of the two; write {model} in the command",
+        ],
+    ),
+    (
+        "no model",
+        "recipe_version: '1'\nname: x\ncontainer: c\ncommand: vllm serve --port 1\n",
+        [
+            "r.yaml:3: warning: found image c without a digest; wanted NAME@sha256:…; add the digest that you have checked, here or in image_bases of group_data; deploy refuses the recipe until then",
+            "r.yaml:4: error: found no model, neither as a key nor in the command; wanted a hub id; add 'model'",
+        ],
+    ),
+    (
+        "secret",
+        V2 + "defaults: {api_key: sk-1}\n",
+        [
+            "r.yaml:4: error: found api_key among the options; wanted no secrets in a recipe; remove it; arguments can be read by every user of a host",
+        ],
+    ),
+    (
+        "variable",
+        V2 + "command: vllm serve {model} --api-key $KEY\n",
+        [
+            "r.yaml:4: warning: found $KEY in the command; wanted no shell variables; write the value, or a {name} from defaults",
+            "r.yaml:4: error: found api_key among the options; wanted no secrets in a recipe; remove it; arguments can be read by every user of a host",
+        ],
+    ),
+    (
+        "pins",
+        "model: a/b\nmodel_revision: main\ncontainer: x:latest\n",
+        [
+            "r.yaml:2: warning: found model_revision 'main'; wanted a commit (40 hex digits); pin the commit; branches and tags move; deploy refuses the recipe until then",
+            "r.yaml:3: warning: found image x:latest without a digest; wanted NAME@sha256:…; add the digest that you have checked, here or in image_bases of group_data; deploy refuses the recipe until then",
+        ],
+    ),
+    (
+        "nopins",
+        "model: a/b\ncontainer: x:latest\n",
+        [
+            "r.yaml:1: warning: found no pinned revision of a/b; wanted a commit (40 hex digits); add model_revision; deploy refuses the recipe until then",
+            "r.yaml:2: warning: found image x:latest without a digest; wanted NAME@sha256:…; add the digest that you have checked, here or in image_bases of group_data; deploy refuses the recipe until then",
+        ],
+    ),
+    (
+        "no container",
+        "model: a/b\nruntime: vllm\nmodel_revision: '0000000000000000000000000000000000000000'\n",
+        [
+            "r.yaml:2: warning: found no container; wanted an image; name the image that the runtime shall use",
+        ],
+    ),
+    (
+        "path model",
+        "model: /models/x\nmodel_revision: '0000000000000000000000000000000000000000'\ncontainer: c@sha256:0000000000000000000000000000000000000000000000000000000000000000\nruntime: vllm\n",
+        [
+            "r.yaml:1: warning: found the model '/models/x'; wanted a hub id, ORGANISATION/NAME; name the repository; files of a host are not staged",
+        ],
+    ),
+    (
+        "bad option value",
+        V2 + "defaults: {x: [[1]]}\n",
+        [
+            "r.yaml:4: error: found x = [[1]]; wanted a list of one or more texts, numbers or JSON objects; correct it",
+        ],
+    ),
+    (
+        "bad option name",
+        V2 + "defaults: {Bad-Name: 1}\n",
+        [
+            "r.yaml:4: error: found the name 'Bad_Name'; wanted an option in snake case, as max_model_len for --max-model-len; correct it",
+        ],
+    ),
+    (
+        "strange",
+        V2 + "command: vllm serve {model} extra -Z --a.b 1\n",
+        [
+            "r.yaml:4: warning: found 'extra' in the command; wanted a long flag or its value; write it as --flag value",
+            "r.yaml:4: warning: found '-Z' in the command; wanted a long flag or its value; write it as --flag value",
+        ],
+    ),
+    (
+        "echo",
+        V2 + "command: ./run.sh {port}\n",
+        [
+            "r.yaml:4: warning: found a command that starts with './run.sh'; wanted `vllm serve …`; write it so",
+        ],
+    ),
+    (
+        "format",
+        "recipe_version: 7\nmodel: a/b\n",
+        [
+            'r.yaml:1: error: found recipe format \'7\'; wanted "1", "2" or "3" (ours); correct it',
+        ],
+    ),
+    (
+        "native two",
+        NATIVE.replace("memory_gib: 1", "memory_gib: '1'")
+        + "serve:\n  options: {tensor_parallel_size: 2, kv_cache_dtype: turboquant_k8v4, speculative_config: {method: mtp}}\nmax_nodes: 1\nmetadata: {model_vram: 300, hybrid: true}\n",
+        [
+            "r.yaml:6: error: found budget.memory_gib = '1'; wanted a valid number; write it without quotes",
+            "r.yaml:8: error: found a recipe for 2 GPUs (tensor × pipeline × data parallel size) on 1 host; wanted one GPU a host; correct the size, or min_nodes and max_nodes",
+            "r.yaml:8: error: found turboquant_k8v4 together with MTP on a hybrid model; wanted one of the two; remove speculative_config or the KV preset (the output degenerates without any error; source: vllm#53180 (open, seen in 0.27.1))",
+            "r.yaml:10: error: found 300.0 GB of weights on 1 host; wanted at most 115.2 GB (128 GB × 1 × 0.9); 3 hosts could hold it; raise max_nodes, or take a smaller model",
+        ],
+    ),
+    (
+        "native env",
+        NATIVE + "serve:\n  env: {SPARKSTACK_INT8_LMHEAD: '1'}\n",
+        [
+            "r.yaml:8: error: found serve.env.SPARKSTACK_INT8_LMHEAD, which our plugin does not read; wanted one of: SPARKSTACK_INT8_LM_HEAD; did you mean 'SPARKSTACK_INT8_LM_HEAD'?",
+        ],
+    ),
+    (
+        "native plugin conflict",
+        NATIVE.replace("0}", "0, plugin: {int8_lm_head: true}}", 1)
+        + "serve:\n  env: {SPARKSTACK_INT8_LM_HEAD: '0'}\n",
+        [
+            "r.yaml:8: error: found serve.env.SPARKSTACK_INT8_LM_HEAD = '0' against image.plugin.int8_lm_head; wanted it only from image.plugin; remove the variable",
+        ],
+    ),
+    (
+        "native accept",
+        NATIVE + "serve: {}\naccept: {no-such: x}\n",
+        [
+            "r.yaml:8: error: found accept.no-such; wanted one of: mtp-nvfp4, prefix-caching-gdn, turboquant-mtp, turboquant-hybrid-version, turboquant-reference, pr-44700, pr-38325, hybrid-checkpoint, ple-cpu-offload; remove it",
+        ],
+    ),
+    (
+        "native twice",
+        NATIVE + "serve: {options: {tensor_parallel_size: 1, tp: 1}}\n",
+        [
+            "r.yaml:7: error: found serve.options.tp, which is tensor_parallel_size again; wanted each flag once; remove one",
+            "r.yaml:7: warning: found tensor parallel size 1 written out on 1 or more hosts; wanted exactly 1 host; leave it out: it follows from the inventory",
+        ],
+    ),
+    (
+        "rules",
+        NATIVE.replace("a/b", "Qwen/Qwen3.5-9B-NVFP4").replace(
+            "{base: ", "{version: '0.19.1', upstream_changes: [38325, 44700], base: "
+        )
+        + "serve:\n  options:\n    enable_prefix_caching: true\n    kv_cache_dtype: turboquant_k8v4\n    speculative_config: {method: mtp}\n  env: {VLLM_PLE_CPU_OFFLOAD: '1'}\n",
+        [
+            "r.yaml:5: warning: found vLLM pull request 44700, which cannot reach sm_121; wanted no such change; leave it out (it routes decoding to a recurrent kernel that GB10 does not have: 16.9 tok/s with it, 17 without (+24% on B200); source: vllm#44700; blog post on Qwen3.5-122B NVFP4 on one GB10 (seed document 2))",
+            "r.yaml:5: error: found pull request 38325 (swapAB) expected in vLLM 0.19.1; wanted vLLM 0.20.0 or newer; take a newer base (0.19 has none of its kernels, 0.20.0 has them all; source: symbols of the published wheels; vllm#38325)",
+            "r.yaml:9: warning: found prefix caching with Qwen/Qwen3.5-9B-NVFP4, which has GDN layers; wanted enable_prefix_caching: false; switch it off (it was seen to crash the engine with GDN layers; source: README of albond/DGX_Spark_Qwen3.5-122B-A10B-AR-INT4, troubleshooting; the public Qwen3.8-Flash-Next profiles switch it off)",
+            "r.yaml:10: error: found turboquant_k8v4 together with MTP on a hybrid model; wanted one of the two; remove speculative_config or the KV preset (the output degenerates without any error; source: vllm#53180 (open, seen in 0.27.1))",
+            "r.yaml:10: error: found turboquant_k8v4 on a hybrid model with vLLM 0.19.1; wanted vLLM 0.21.0 or newer; take a newer base (0.20 refuses hybrid models with NotImplementedError; source: vllm#39931)",
+            "r.yaml:11: warning: found MTP under vLLM with NVFP4 weights on one Spark; wanted no speculation there; remove speculative_config, use an INT4 checkpoint, or accept the rule with a measurement (15.2 tok/s with MTP against 17 without: bandwidth is the limit already, so drafting is added work; under Atlas the same model gains; source: blog post on Qwen3.5-122B NVFP4 on one GB10 (seed document 2))",
+            "r.yaml:12: warning: found VLLM_PLE_CPU_OFFLOAD=1 on one Spark; wanted it unset, or distributed_executor_backend mp; remove the variable (it hangs with one GPU, and on unified memory it frees nothing; source: public Qwen3.8-Flash-Next recipes for one Spark)",
+        ],
+    ),
+    (
+        "not mapping",
+        "- 1\n",
+        [
+            "r.yaml:1: error: found a list at the top; wanted keys with values; see recipes/ for examples",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "lines"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+def test_each_mistake_is_told_with_its_line(tmp_path: Path, text: str, lines: list[str]) -> None:
+    assert said(tmp_path, text) == lines
+
+
+@pytest.mark.parametrize("text", [V1 + "command: vllm serve a/b\n", V2, NATIVE + "serve: {}\n"])
+def test_nothing_is_said_of_a_good_recipe(tmp_path: Path, text: str) -> None:
+    lines = [line for line in said(tmp_path, text) if "no pinned revision" not in line]
+    assert lines == []
+
+
+# The rules.
+
+
+def test_each_rule_has_a_reason_and_a_source() -> None:
+    names = [rule.name for rule in rules.RULES]
+    assert len(set(names)) == len(names)
+    assert all(rule.reason and rule.source and rule.remedy for rule in rules.RULES)
+
+
+OPTIONS = "serve:\n  options: "
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "expected"),
+    [
+        ("org/x-NVFP4", "{speculative_config: {method: mtp}}", {"mtp-nvfp4"}),
+        (
+            "org/x",
+            "{quantization: modelopt_fp4, speculative_config: {method: qwen3_next_mtp}}",
+            {"mtp-nvfp4"},
+        ),
+        ("org/x-NVFP4", "{speculative_config: {method: ngram}}", set()),
+        ("org/x-int4", "{speculative_config: {method: mtp}}", set()),
+        ("Qwen/Qwen3.5-35B", "{enable_prefix_caching: true}", {"prefix-caching-gdn"}),
+        ("Qwen/Qwen3-Next-80B", "{enable_prefix_caching: true}", {"prefix-caching-gdn"}),
+        ("Qwen/Qwen3-8B", "{enable_prefix_caching: true}", set()),
+        ("Qwen/Qwen3.5-35B", "{enable_prefix_caching: false}", set()),
+        (
+            "Qwen/Qwen3.5-35B",
+            "{kv_cache_dtype: turboquant_4bit_nc, speculative_config: {method: mtp}}",
+            {"turboquant-mtp"},
+        ),
+        ("Qwen/Qwen3.5-35B", "{kv_cache_dtype: turboquant_4bit_nc}", set()),
+        ("Qwen/Qwen3-8B", "{kv_cache_dtype: turboquant_4bit_nc, speculative_config: {method: mtp}}", set()),
+        ("Qwen/Qwen3.5-35B", "{kv_cache_dtype: turboquant35}", {"turboquant-reference"}),
+        ("Qwen/Qwen3.5-35B", "{enable_turboquant: true}", {"turboquant-reference"}),
+    ],
+)
+def test_rules(tmp_path: Path, model: str, options: str, expected: set[str]) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(NATIVE.replace("a/b", model) + OPTIONS + options + "\n")
+    assert {finding.code for finding in check(path).findings} == expected
+    accepted = "".join(f"  {name}: measured\n" for name in expected)
+    path.write_text(path.read_text() + f"accept:\n{accepted or '  {}'}\n")
+    assert check(path).findings == []
+
+
+def test_several_sparks_may_draft(tmp_path: Path) -> None:
+    text = (
+        NATIVE.replace("a/b", "org/x-NVFP4") + OPTIONS + "{speculative_config: {method: mtp}}\nmin_nodes: 2\n"
+    )
+    assert said(tmp_path, text) == []
+
+
+def test_a_hybrid_checkpoint_needs_the_plugin(tmp_path: Path) -> None:
+    graft = f"  transforms: [graft_fp8: {{donor: {{repo: a/c, revision: '{ZEROS}'}}, tensors: ['*'], expect_tensors: 1}}]\n"
+    path = tmp_path / "r.yaml"
+    path.write_text(NATIVE.replace("image:", graft + "image:") + "serve: {}\n")
+    [finding] = [finding for finding in check(path).findings if finding.severity == "error"]
+    assert str(finding.problem).endswith(
+        "r.yaml:5: found an INT4+FP8 checkpoint without the plugin's inc_fp8; wanted image.plugin.inc_fp8: true; "
+        "switch it on in image.plugin"
+    )
+    assert finding.source == "vllm#46311 (open)"
+    path.write_text(path.read_text().replace("{base:", "{plugin: {inc_fp8: true}, base:"))
+    assert check(path).errors == 0
+
+
+# Pins, and what is not made.
+
+
+def native(**more: Any) -> Recipe:
+    return Recipe.model_validate({**yaml.safe_load(NATIVE), "serve": {}, **more})
+
+
+def test_pins_missing() -> None:
+    assert pins_missing(native()) == []
+    donor = {"donor": {"repo": "a/c", "revision": "unverified"}, "tensors": ["*"], "expect_tensors": 1}
+    loose = native(
+        image={"base": "x:1"},
+        checkpoint={
+            "source": {"repo": "a/b", "revision": "unverified"},
+            "transforms": [{"graft_fp8": donor}],
+        },
+    )
+    assert [problem.found for problem in pins_missing(loose)] == [
+        "no pinned revision of a/b",
+        "no pinned revision of a/c (donor of graft_fp8)",
+        "image x:1 without a digest",
+    ]
+    assert str(pins_missing(loose)[0]) == (
+        "recipe x: found no pinned revision of a/b; wanted a commit (40 hex digits); pin the commit that you have "
+        "checked; deploy refuses the recipe until then"
+    )
+    site = {"x:1": f"x@sha256:{DIGEST}"}
+    assert len(pins_missing(loose, site)) == 2
+
+
+def test_unsupported() -> None:
+    assert unsupported(native()) == []
+    found = unsupported(
+        native(serve={"engine": "atlas"}, image={"base": "x", "plugin": {"int8_lm_hed": True}})
+    )
+    assert [str(problem) for problem in found] == [
+        "recipe x: found engine atlas; wanted vllm; deploy does not start it yet",
+        f"recipe x: found feature int8_lm_hed of the vLLM plugin; wanted one of: {', '.join(sorted(PLUGIN_FEATURES))}; did you mean 'int8_lm_head'?",
+    ]
+
+
+def test_the_plugin_s_features_become_variables() -> None:
+    recipe = native(image={"base": "x", "plugin": {"int8_lm_head": True, "inc_fp8": False}})
+    assert recipe.serve.env == {"SPARKSTACK_INT8_LM_HEAD": "1", "SPARKSTACK_INC_FP8": "0"}
+
+
+def test_the_plugin_has_the_features_that_we_say() -> None:
+    text = (ROOT / "files/patches/sparkstack_vllm/features.py").read_text()
+    assert all(f'"{feature}"' in text for feature in PLUGIN_FEATURES)
+
+
+# The seed recipes.
+
+SEEDS = {
+    "qwen3.5-122b-nvfp4": 15.4,
+    "qwen3.5-122b-int4": 28.3,
+    "qwen3.5-122b-hybrid": 30.8,
+    "qwen3.5-122b-hybrid-mtp": 38.4,
+    "qwen3.5-122b": 51,
+    "qwen3.5-122b-turboquant": 39,
+    "qwen3.5-122b-atlas": 33.9,
+    "qwen3.5-122b-atlas-mtp": 36.5,
+    "qwen3.8-flash-next": 67.5,
+}
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_our_own_recipes_have_no_errors(path: Path) -> None:
+    found = check(path)
+    assert found.errors == 0, "\n".join(map(str, found.findings))
+    assert {finding.code for finding in found.findings if not finding.refused} <= {"not-measured"}
+
+
+@pytest.mark.parametrize(("name", "figure"), SEEDS.items())
+def test_the_seeds_quote_their_figures(name: str, figure: float) -> None:
+    metadata = load_recipe(RECIPES / f"{name}.yaml").metadata
+    assert metadata["decode_tok_s"] == figure
+    assert metadata["sources"]
+
+
+# The commands.
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, ["recipe", *words])
+
+
+def test_check_as_json(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(V2 + "min_nodes: two\n")
+    (tmp_path / "models.yaml").write_text("- 1\n")
+    result = run("check", "--json", str(tmp_path))
+    assert result.exit_code == 1
+    first, second = json.loads(result.stdout)
+    assert (first["errors"], first["deployable"], first["format"]) == (1, False, "2")
+    assert first["findings"] == [
+        {
+            "file": str(tmp_path / "a.yaml"),
+            "line": 4,
+            "severity": "error",
+            "code": "type",
+            "blocks_deploy": True,
+            "found": "min_nodes = 'two'",
+            "wanted": "a valid integer",
+            "remedy": "",
+            "reason": "",
+            "source": "",
+            "text": f"{tmp_path}/a.yaml:4: error: found min_nodes = 'two'; wanted a valid integer",
+        }
+    ]
+    assert second["skipped"] == "a list of models"
+
+
+def test_warnings_alone_are_status_0(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("model: a/b\ncontainer: x:1\nmods: [y]\n")
+    result = run("check", str(path), str(tmp_path / "x.yaml.bak"))
+    assert result.exit_code == 0
+    assert result.stdout == (
+        f"{path}: no errors; deploy refuses it for 2 pins and 1 thing that we cannot do (serves a/b)\n"
+        f"{tmp_path}/x.yaml.bak: skipped (a file that does not end in .yaml or .yml)\n"
+    )
+
+
+def test_list(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(V2 + "min_nodes: 2\nmetadata: {decode_tok_s: 12}\n")
+    (tmp_path / "loose.yaml").write_text("model: a/b\ncontainer: x:1\n")
+    (tmp_path / "bad.yaml").write_text(V2 + "min_nodes: two\n")
+    (tmp_path / "registry.yaml").write_text("recipes: []\n")
+    assert run("list", "--recipes", str(tmp_path)).output.splitlines() == [
+        "name   format  hosts  engine            tok/s  deploy    model",
+        "bad    2       1+     vllm-distributed         1 error   a/b",
+        "good   2       2+     vllm-distributed  12     ready     a/b",
+        "loose  2       1+     vllm-distributed         unpinned  a/b",
+    ]
+    assert json.loads(run("list", "--json", "--recipes", str(tmp_path)).output)[1]["deploy"] == "ready"
+    (tmp_path / "none").mkdir()
+    assert "found no recipes" in run("list", "--recipes", str(tmp_path / "none")).stderr
+
+
+def test_show_makes_a_native_recipe_of_a_foreign_one(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.yaml"
+    path.write_text(V2 + "defaults: {max_model_len: 5}\n")
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(run("show", str(path)).stdout)
+    assert load_recipe(ours) == load_recipe(path)
+    assert check(ours).findings == []
+
+
+def test_render_of_one_and_of_two(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(V2 + "defaults: {max_model_len: 5}\nmax_nodes: 2\n")
+    one = run("render", str(path)).output
+    assert "# rank 0 of 1 (the head)" in one and "--tensor-parallel-size \\\n  1 \\\n" in one
+    assert "VLLM_HOST_IP=127.0.0.1\n" in one and "<HEAD_ADDRESS>" not in one
+    two = run("render", str(path), "--nodes", "2", "--set", "max-model-len=7").output
+    assert "# rank 1 of 2\n#   <HEAD_ADDRESS>: the head's address on the fabric, from the inventory\n" in two
+    assert two.count("--max-model-len \\\n  7\n") == 2 and two.count("--headless") == 1
+    assert two.count("# --- /etc/systemd/system/sparkstack-serve.service") == 2
+    assert run("render", str(path), "--nodes", "2", "--rank", "1").output.count("# rank") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--nodes", "3"), "recipe r: found 3 hosts; wanted 1 to 2; change the inventory or the recipe"),
+        (("--rank", "1"), "--rank: found 1; wanted 0 to 0; ranks count from 0"),
+        (("--set", "x"), "--set: found 'x'; wanted KEY=VALUE; as in --set port=9000"),
+    ],
+)
+def test_what_cannot_be_rendered(tmp_path: Path, words: tuple[str, ...], line: str) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(V2 + "max_nodes: 2\n")
+    result = run("render", str(path), *words)
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, line)
+
+
+def test_render_stops_at_errors(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(V2 + "command: vllm serve {modle}\n")
+    result = run("render", str(path))
+    assert result.exit_code == 1 and result.stdout == ""
+    assert "did you mean {model}?" in result.stderr
+
+
+def test_atlas_is_rendered_and_not_deployed() -> None:
+    text = run("render", "qwen3.5-122b-atlas-mtp", "--recipes", str(RECIPES)).stdout
+    assert "--entrypoint" not in text
+    assert (
+        "avarok/atlas-gb10:latest \\\n  serve \\\n  --model-from-path \\\n  /model \\\n  --port \\\n  8888"
+        in text
+    )
+    assert "--speculative \\\n  --num-drafts \\\n  1\n" in text
+
+
+# The JSON Schemas.
+
+
+@pytest.mark.parametrize("version", FILES)
+def test_the_schemas_in_docs_are_up_to_date(version: str) -> None:
+    text = (ROOT / "docs" / FILES[version][0]).read_text(encoding="utf-8")
+    assert text == schema(version), "run `sparkstack recipe schema --write docs`"
+
+
+def test_the_schema_has_transforms_as_they_are_written() -> None:
+    value = json.loads(schema("3"))
+    forms = value["$defs"]["Checkpoint"]["properties"]["transforms"]["items"]["anyOf"]
+    assert [form["required"] for form in forms][:2] == [["register_mtp"], ["reshard"]]
+    assert "name" not in value["$defs"]["Reshard"]["properties"]

@@ -691,3 +691,10 @@ def test_the_schema_has_transforms_as_they_are_written() -> None:
     forms = value["$defs"]["Checkpoint"]["properties"]["transforms"]["items"]["anyOf"]
     assert [form["required"] for form in forms][:2] == [["register_mtp"], ["reshard"]]
     assert "name" not in value["$defs"]["Reshard"]["properties"]
+
+
+def test_the_page_for_users_names_every_rule_and_transform() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    forms = json.loads(schema("3"))["$defs"]["Checkpoint"]["properties"]["transforms"]["items"]["anyOf"]
+    names = [rule.name for rule in rules.RULES] + [form["required"][0] for form in forms]
+    assert [name for name in names if f"`{name}`" not in page] == []

@@ -383,6 +383,9 @@ class _Reader:
                 name, value = "enable_expert_parallel", isinstance(value, int) and value > 1
                 if not value:
                     continue
+            if name in options and key in self.recipe.defaults:
+                where, found = self.where("defaults", key), f"defaults.{key}, which is {name} again"
+                self.findings.append(error("twice", where, found, "each flag once", "remove one"))
             self.lines[f"options.{name}"] = self.where("defaults", key)
             if value is not None:
                 options[name] = value

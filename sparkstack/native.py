@@ -22,6 +22,7 @@ from sparkstack.recipe_fields import (
     PlainText,
     Revision,
     Slug,
+    Version,
 )
 from sparkstack.release import TRANSFORM_VERSIONS
 from sparkstack.schema import Strict
@@ -64,7 +65,7 @@ class Image(Strict):
     """
 
     base: str = Field(min_length=1)
-    version: str | None = Field(default=None, pattern=r"^\d+(\.\d+)+$")
+    version: Version | None = None
     upstream_changes: list[int] = Field(default_factory=list)
     plugin: dict[OptionName, bool] = Field(default_factory=dict)
     build_args: dict[EnvName, PlainText] = Field(default_factory=dict)

@@ -10,6 +10,8 @@ from pydantic import BeforeValidator, Field
 from sparkstack.recipe_fields import HubId, Revision, ShardBytes
 from sparkstack.schema import Strict, refusal
 
+Side = Annotated[int, Field(ge=1)]
+
 
 class RegisterMtp(Strict):
     """Name the MTP tensors that are in the files and not in the index."""
@@ -40,7 +42,7 @@ class GraftFp8(Strict):
     donor: Donor
     tensors: list[str] = Field(min_length=1)
     expect_tensors: int = Field(ge=1)
-    block_size: list[int] = Field(default=[128, 128], min_length=2, max_length=2)
+    block_size: list[Side] = Field(default=[128, 128], min_length=2, max_length=2)
     config_note: bool = True
 
 
@@ -59,7 +61,7 @@ class Fp8Dense(Strict):
     name: Literal["fp8_dense"] = "fp8_dense"
     tensors: list[str] = Field(min_length=1)
     expect_tensors: int = Field(ge=1)
-    block_size: list[int] = Field(default=[128, 128], min_length=2, max_length=2)
+    block_size: list[Side] = Field(default=[128, 128], min_length=2, max_length=2)
 
 
 class DraftVocab(Strict):

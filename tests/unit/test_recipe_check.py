@@ -409,6 +409,15 @@ def test_each_mistake_is_told_with_its_line(tmp_path: Path, text: str, lines: li
     assert said(tmp_path, text) == lines
 
 
+def test_more_mistakes(tmp_path: Path) -> None:
+    assert said(tmp_path, V2 + "defaults:\n  tensor_parallel: 1\n  tensor_parallel_size: 1\n") == [
+        "r.yaml:6: error: found defaults.tensor_parallel_size, which is tensor_parallel_size again; wanted each flag once; remove one"
+    ]
+    assert said(tmp_path, NATIVE.replace("{base:", "{version: new, base:") + "serve: {}\n") == [
+        "r.yaml:5: error: found image.version = 'new'; wanted a version, as 0.20.2"
+    ]
+
+
 @pytest.mark.parametrize("text", [V1 + "command: vllm serve a/b\n", V2, NATIVE + "serve: {}\n"])
 def test_nothing_is_said_of_a_good_recipe(tmp_path: Path, text: str) -> None:
     lines = [line for line in said(tmp_path, text) if "no pinned revision" not in line]

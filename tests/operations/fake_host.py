@@ -1,26 +1,86 @@
 """A host for tests of operations: it returns given facts, answers shell commands, notes what it hears.
 
-`facts` maps a fact's class to its value, or to a function of the fact's arguments. `answers` maps a part of a
-command to what the host says to it: text, (False, text) for a failure, an exception to raise, or a list of
-these for one call after the other (the last one stays).
+`facts` maps a fact's class to its value, or to a function of the fact's arguments. `answers` maps a kind of
+command (a key of COMMANDS) to what the host says to it: text, (False, text) for a failure, an exception to
+raise, or a list of these for one call after the other (the last one stays). A command of no kind, one that
+nobody scripted an answer to, and a loop without end fail the test.
 """
 
 from __future__ import annotations
 
 import base64
 import inspect
+import itertools
 import re
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pyinfra.api import FunctionCommand, StringCommand
+from pyinfra.api import StringCommand
 from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.context import ctx_host
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP_DATA = runpy.run_path(str(ROOT / "group_data" / "all.py"))
+
+
+JOB = r"sparkstack-[\w-]+"
+SERVE = r"sparkstack-serve\.service"
+UNLESS_ACTIVE = (
+    rf'while \[ "\$\(systemctl show -p ActiveState --value ({JOB})\)" = deactivating \]; '
+    r"do sleep 0\.2; done; systemctl reset-failed \1 2>/dev/null; systemctl is-active --quiet \1 \|\| "
+)
+BEGIN = r"systemd-run --quiet --collect --unit=\1 "
+NETPLAN, BEFORE = r"/etc/netplan/\S+\.yaml", r"/run/sparkstack-netplan-before"
+
+# Every command that tasks/ give to a host: what it looks like as a whole, and what the host says by itself;
+# None: a test has to say it.
+COMMANDS: dict[str, tuple[str, str | None]] = {
+    # files.py, remote.py
+    "write": (r"umask 077; \( umask 0[27]{2}; mkdir -p \S+ \) && base64 -d > .* && mv -fT \S+ \S+", ""),
+    "begin job": (rf"{UNLESS_ACTIVE}\{{ rm -f \S+/\1/result\.json; {BEGIN}.* -m onhost job \S+; \}}", ""),
+    "look at job": (rf"tail -n 1 (\S+)/progress\.jsonl .* --value {JOB}; cat \1/result\.json .*; true", None),
+    "journal of job": (rf"journalctl -u {JOB} -n 3 -o cat --no-pager 2>/dev/null", None),
+    "begin script": (rf"{UNLESS_ACTIVE}\{{ mkdir -p (\S+); rm -f \2/status; {BEGIN}/bin/sh -c .*; \}}", ""),
+    "look at script": (
+        rf"systemctl show -p ActiveState --value {JOB}; cat (\S+)/status .*; tail -n 1 \1/log .*",
+        None,
+    ),
+    # share.py
+    "put token": (r"umask 077; mkdir -p \S+ \S+ && cat > (\S+)\.\$\$ && mv -f \1\.\$\$ \1", ""),
+    "open share": (
+        r"flock /run/sparkstack-share\.lock sh -c 'systemctl is-active --quiet sparkstack-share \|\| "
+        r"systemd-run --quiet --collect --unit=sparkstack-share .* -m onhost share [^']*'",
+        "",
+    ),
+    "drop token": (r"rm -f \S+/share\.token", ""),
+    # fabric.py
+    "keep netplan": (rf"! test -e ({NETPLAN}) \|\| cp -p \1 {BEFORE}", ""),
+    "try netplan": (r"netplan generate", ""),
+    "take netplan back": (rf"rm -f ({NETPLAN}); ! test -e {BEFORE} \|\| mv {BEFORE} \1", ""),
+    "apply netplan": (rf"netplan apply; rm -f {BEFORE}", ""),
+    "addresses": (r"ip -o -4 addr show", None),
+    # serve.py
+    "stop rank": (rf"systemctl stop {SERVE}", ""),
+    "switch rank": (
+        rf"systemctl reset-failed {SERVE} 2>/dev/null; cp (\S+)/fabric\.env (\S+)/fabric\.env && "
+        r"ln -sfn \2 \1/current\.new && mv -fT \1/current\.new \1/current",
+        "",
+    ),
+    "start rank": (rf"systemctl start --no-block {SERVE}", ""),
+    "state of rank": (rf"systemctl show -p ActiveState --value {SERVE}; docker logs .*; true", None),
+    "restarts of rank": (rf"systemctl show -p NRestarts --value {SERVE}", None),
+    "journal of rank": (rf"journalctl -u {SERVE} -n 40 .*; true", None),
+}
+# More than a wait of ten minutes takes, few enough for a loop without end to end at once.
+MOST_COMMANDS = 2000
+
+
+def kind_of(command: str) -> str:
+    kinds = [kind for kind, (form, _) in COMMANDS.items() if re.fullmatch(form, command, re.DOTALL)]
+    assert len(kinds) == 1, f"a command of {kinds or 'no kind'} in fake_host.COMMANDS: {command}"
+    return kinds[0]
 
 
 class Data(SimpleNamespace):
@@ -33,7 +93,9 @@ class FakeHost:
         known = {key: value for key, value in GROUP_DATA.items() if not key.startswith("__")}
         self.name, self.data = name, Data(**{**known, **data})
         self.facts, self.answers = dict(facts or {}), dict(answers or {})
+        self.state = SimpleNamespace(is_executing=True)
         self.heard: list[str] = []  # shell commands
+        self.fed: list[str] = []  # what came on standard input
         self.shown: list[str] = []  # lines that the user sees
         self.noops: list[str] = []
 
@@ -44,7 +106,12 @@ class FakeHost:
     def run_shell_command(self, command: StringCommand, **arguments: Any) -> tuple[bool, CommandOutput]:
         text = command.get_raw_value()
         self.heard.append(text)
-        answer = next((self.answers[part] for part in self.answers if part in text), "")
+        self.fed += [arguments["_stdin"]] if "_stdin" in arguments else []
+        assert len(self.heard) < MOST_COMMANDS, f"{self.name}: a loop without end around: {text}"
+        assert set(self.answers) <= set(COMMANDS), f"{self.name}: answers to what is no kind: {self.answers}"
+        kind = kind_of(text)
+        answer = self.answers.get(kind, COMMANDS[kind][1])
+        assert answer is not None, f"{self.name}: no answer to '{kind}': {text}"
         if isinstance(answer, list):
             answer = answer.pop(0) if len(answer) > 1 else answer[0]
         if isinstance(answer, Exception):
@@ -52,6 +119,10 @@ class FakeHost:
         ok, said = answer if isinstance(answer, tuple) else (True, answer)
         lines = [OutputLine("stdout" if ok else "stderr", line) for line in said.split("\n") if said]
         return ok, CommandOutput(lines)
+
+    def kinds(self) -> list[str]:
+        """The kinds of what was heard, one after the other; what repeats at once counts as one."""
+        return [kind for kind, _ in itertools.groupby(kind_of(text) for text in self.heard)]
 
     def noop(self, line: str) -> None:
         self.noops.append(line)
@@ -67,9 +138,12 @@ def commands_of(operation: Any, host: FakeHost, *arguments: Any) -> list[Any]:
 
 
 def follow(commands: list[Any], host: FakeHost) -> bool:
-    """Run the operation's functions in order, as pyinfra does, up to the first that fails the host."""
+    """Run the operation's commands in order, as pyinfra does, up to the first that fails the host."""
     for command in commands:
-        if isinstance(command, FunctionCommand):
+        if isinstance(command, StringCommand):
+            if not host.run_shell_command(command, **command.connector_arguments)[0]:
+                return False
+        else:
             names = inspect.signature(command.function).parameters
             # pyinfra hands over the state and the host only where the parameters have just these names.
             assert "state" in names and "host" in names, f"{command.function.__name__}{tuple(names)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import json
 import os
 import pwd
 import stat
@@ -14,11 +15,17 @@ from typing import Any
 import pytest
 from fake_host import FakeHost, commands_of
 from pyinfra.api import StringCommand
+from pyinfra.connectors.util import CommandOutput, OutputLine
 
-from tasks.facts import FileStates, Hcas, Json, Survey, Text
+from sparkstack import netplan, topology
+from sparkstack.recipe import load_recipe
+from tasks import fabric, remote
+from tasks.facts import Addresses, FileStates, Hcas, Json, Routes, Survey, Text
 from tasks.files import ManagedFile
 from tasks.operations import managed_files
+from tasks.site import Site
 
+HERE = Path(__file__).resolve().parent
 ME = f"{pwd.getpwuid(os.getuid()).pw_name}:{grp.getgrgid(os.getgid()).gr_name}"
 
 
@@ -43,8 +50,26 @@ def ask(fact: type, **arguments: Any) -> Any:
 
 
 class Local(FakeHost):
+    path = os.environ["PATH"]
+
     def get_fact(self, fact: type, **arguments: Any) -> Any:
         return ask(fact, **arguments)
+
+    def run_shell_command(self, command: StringCommand, **arguments: Any) -> tuple[bool, CommandOutput]:
+        self.heard.append(command.get_raw_value())
+        done = subprocess.run(
+            ["sh", "-c", self.heard[-1]],
+            input=arguments.get("_stdin", ""),
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PATH": self.path},
+            check=False,
+            timeout=10,
+        )
+        lines = [OutputLine("stdout", line) for line in done.stdout.splitlines()]
+        lines += [OutputLine("stderr", line) for line in done.stderr.splitlines()]
+        assert len(self.heard) < 20, self.heard
+        return done.returncode == 0, CommandOutput(lines)
 
 
 def apply(files: list[ManagedFile]) -> int:
@@ -138,3 +163,73 @@ def test_survey(tools: Callable[..., str], tmp_path: Path, ss: str, docker: str,
     assert int(found["memory_total"]) >= int(found["memory_available"]) > 0
     assert float(found["clock"]) > 1.7e9
     assert found["system"].count(":") == 1
+
+
+# A systemctl whose unit goes through the states in a file, one at each `show`; the last one stays.
+SYSTEMCTL = """states={}
+case $1 in
+show) head -n 1 $states; [ $(wc -l < $states) = 1 ] || sed -i 1d $states ;;
+is-active) [ "$(head -n 1 $states)" = active ] ;;
+*) exit 1 ;;
+esac"""
+
+
+@pytest.mark.parametrize(
+    ("states", "begins"),
+    [
+        (["inactive"], True),
+        (["failed"], True),
+        # Its result is there, but it is about to go: no new unit can have its name yet.
+        (["deactivating", "deactivating", "inactive"], True),
+        (["active", "active", "active", "inactive"], False),
+        (["activating", "active", "inactive"], False),
+    ],
+)
+def test_a_job_begins_where_none_is_under_way(
+    tools: Callable[..., str], tmp_path: Path, states: list[str], begins: bool
+) -> None:
+    plan = {"job": "sparkstack-image-abc", "kind": "image", "jobs_dir": str(tmp_path)}
+    folder = tmp_path / "sparkstack-image-abc"
+    folder.mkdir()
+    result, begun = folder / "result.json", tmp_path / "begun"
+    result.write_text(json.dumps({"ok": not begins, "error": "of the job before"}))
+    (tmp_path / "states").write_text("\n".join(states) + "\n")
+    host = Local("spark-1")
+    host.path = tools(
+        systemctl=SYSTEMCTL.format(tmp_path / "states"),
+        systemd_run=f"""[ "$(head -n 1 {tmp_path}/states)" != deactivating ] || exit 1
+            [ ! -e {result} ] && echo "$@" >> {begun} && echo '{{"ok": true}}' > {result}""",
+        sleep="true",
+    )
+    assert remote.start_and_follow(None, host, plan, "/plans/a plan.json"), host.shown
+    words = begun.read_text().splitlines() if begun.exists() else []
+    assert len(words) == begins
+    assert all(line.endswith(" -m onhost job /plans/a plan.json") for line in words)
+
+
+@pytest.mark.parametrize("before", [None, "network: {}\n"])
+def test_netplan_that_refuses_gets_the_file_before_back(
+    tools: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    ours, kept = tmp_path / "90-ours.yaml", tmp_path / "kept"
+    monkeypatch.setattr(netplan, "PATH", str(ours))
+    monkeypatch.setattr(fabric, "BEFORE", str(kept))
+    if before is not None:
+        ours.write_text(before)
+        ours.chmod(0o600)
+    plan = topology.plan("pair", ["spark-1", "spark-2"])
+    host = Local("spark-1")
+    host.path = tools(netplan=f"[ $1 = generate ] || touch {tmp_path}/applied; echo bad file >&2; exit 1")
+    host.facts = {Addresses: {i.name: [] for i in plan.of("spark-1")}, Routes: [], FileStates: {}}
+    monkeypatch.setattr(Local, "get_fact", FakeHost.get_fact)
+    site = Site(host, 0, [host], load_recipe(HERE / "recipe.yaml"), plan)
+    keep, write, apply_it = commands_of(fabric.addressed, host, site)
+    sh(keep)
+    assert f" {ours}" in write.get_raw_value()
+    ours.write_text("ours\n")  # `write` gives the file to root
+    assert apply_it.execute(None, host, {}) is False
+    (line,) = host.shown
+    assert line.startswith("spark-1: fabric: found netplan refusing: bad file; wanted ")
+    assert (ours.read_text() if ours.exists() else None) == before
+    assert before is None or stat.S_IMODE(ours.stat().st_mode) == 0o600
+    assert not kept.exists() and not (tmp_path / "applied").exists()

@@ -40,7 +40,7 @@ def results(site: Site, measured: Any, verdict: Any = None) -> None:
 def test_a_release_without_a_measurement_is_measured(sites: Sites) -> None:
     (site,) = sites(1)
     results(site, None)
-    site.host.answers = {"systemctl show": 'inactive\n{"ok": true, "seconds": 1, "value": {}}'}
+    site.host.answers = {"look at job": 'inactive\n{"ok": true, "seconds": 1, "value": {}}'}
     commands = commands_of(benchmark.measured, site.host, site)
     (plan,) = written(commands).values()
     job = f"sparkstack-bench-{site.release_id}"
@@ -115,8 +115,28 @@ def test_a_miss_fails_with_the_figures_on_every_run(sites: Sites) -> None:
 def test_no_measurement_to_judge(sites: Sites) -> None:
     (site,) = sites(1)
     results(site, None)
-    site.host.answers = {"ls ": (False, "No such file or directory")}
     assert not follow(commands_of(benchmark.judged, site.host, site), site.host)
     assert site.host.shown == [
-        "spark-1: benchmark: found no measurement (No such file or directory); wanted one; run again"
+        f"spark-1: benchmark: found no measurement; wanted {site.measurement_path}; run again"
     ]
+
+
+def test_a_measurement_that_cannot_be_judged(sites: Sites) -> None:
+    (site,) = sites(1)
+    results(site, measurement(site, 20, points=[{"streams": "one"}]))
+    commands = commands_of(benchmark.judged, site.host, site)
+    assert written(commands) == {}
+    assert not follow(commands, site.host)
+    (line,) = site.host.shown
+    assert line.startswith("spark-1: benchmark: ")
+
+
+def test_a_miss_is_written_down_before_it_fails(sites: Sites) -> None:
+    (site,) = sites(1)
+    results(site, measurement(site, 4.5))
+    commands = commands_of(benchmark.judged, site.host, site)
+    (text,) = written(commands).values()
+    assert json.loads(text)["ok"] is False
+    assert not follow(commands, site.host)
+    assert site.host.kinds() == ["write"]
+    assert len(site.host.shown) == 1

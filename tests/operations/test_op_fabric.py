@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from fake_host import commands_of, follow, shell_lines, written
 
 from sparkstack import netplan
@@ -16,6 +17,8 @@ from tasks.site import Site
 Sites = Callable[..., list[Site]]
 TWINS = ("enp1s0f0np0", "enP2p1s0f0np0")
 THERE = {TWINS[0]: ["192.168.100.10/24"], TWINS[1]: ["192.168.101.10/24"], "lo": ["127.0.0.1/8"]}
+
+UP = "2: enp1s0f0np0    inet 192.168.100.10/24 brd x\n3: enP2p1s0f0np0    inet 192.168.101.10/24 brd x"
 
 
 def prepare(site: Site, addresses: Any = THERE, routes: Any = (), declared: bool = True) -> None:
@@ -37,14 +40,10 @@ def test_a_fresh_host_gets_addresses(sites: Sites) -> None:
     commands = commands_of(fabric.addressed, head.host, head)
     text = written(commands)[netplan.PATH]
     assert "- 192.168.100.10/24" in text and "- 192.168.101.10/24" in text
-    assert shell_lines(commands)[-2:] == [
-        f"netplan generate || {{ rm -f {netplan.PATH}; exit 1; }}",
-        "netplan apply",
-    ]
-    up = "2: enp1s0f0np0    inet 192.168.100.10/24 brd x\n3: enP2p1s0f0np0    inet 192.168.101.10/24 brd x"
-    head.host.answers = {"ip -o -4 addr show": ["", up.splitlines()[0], up]}
+    head.host.answers = {"addresses": ["", UP.splitlines()[0], UP]}
     assert follow(commands, head.host)
-    assert len(head.host.heard) == 3
+    assert head.host.kinds() == ["keep netplan", "write", "try netplan", "apply netplan", "addresses"]
+    assert head.host.heard.count("ip -o -4 addr show") == 3
 
 
 def test_addresses_that_went_come_back_without_a_new_file(sites: Sites) -> None:
@@ -52,7 +51,9 @@ def test_addresses_that_went_come_back_without_a_new_file(sites: Sites) -> None:
     prepare(head, {**THERE, TWINS[1]: []})
     commands = commands_of(fabric.addressed, head.host, head)
     assert written(commands) == {}
-    assert "netplan apply" in shell_lines(commands)
+    head.host.answers = {"addresses": UP}
+    assert follow(commands, head.host)
+    assert head.host.kinds() == ["try netplan", "apply netplan", "addresses"]
 
 
 def test_nothing_to_do(sites: Sites) -> None:
@@ -79,18 +80,32 @@ def test_a_network_that_is_in_use(sites: Sites) -> None:
     commands = commands_of(fabric.addressed, head.host, head)
     assert shell_lines(commands) == []
     assert not follow(commands, head.host)
-    (line,) = head.host.shown
-    assert line.startswith("spark-1: found route 192.168.100.0/22 on wlan0; wanted 192.168.100.0/24 free")
+    assert [line.partition(" free")[0] for line in head.host.shown] == [
+        f"spark-1: found route 192.168.100.0/22 on wlan0; wanted {subnet}"
+        for subnet in ("192.168.100.0/24", "192.168.101.0/24")
+    ]
 
 
-def test_addresses_that_do_not_come(sites: Sites, monkeypatch: Any) -> None:
+def test_a_file_that_netplan_refuses_is_taken_back(sites: Sites) -> None:
+    head, _ = sites(2)
+    prepare(head, {TWINS[0]: [], TWINS[1]: []}, declared=False)
+    head.host.answers = {"try netplan": (False, "/etc/netplan/50-theirs.yaml:3:1:\n  Error in 'ethernets'")}
+    assert not follow(commands_of(fabric.addressed, head.host, head), head.host)
+    assert head.host.kinds() == ["keep netplan", "write", "try netplan", "take netplan back"]
+    assert head.host.shown == [
+        "spark-1: fabric: found netplan refusing: /etc/netplan/50-theirs.yaml:3:1: Error in 'ethernets'; "
+        "wanted files that it can read; mend the one that it names; ours is taken back"
+    ]
+
+
+@pytest.mark.parametrize("said", ["", (False, ""), EOFError()])
+def test_addresses_that_do_not_come(sites: Sites, said: Any) -> None:
     head, _ = sites(2)
     prepare(head, {TWINS[0]: [], TWINS[1]: []})
-    commands = commands_of(fabric.addressed, head.host, head)
-    monkeypatch.setattr(fabric, "SETTLE_SECONDS", -1)
-    assert not follow(commands, head.host)
+    head.host.answers = {"addresses": said}
+    assert not follow(commands_of(fabric.addressed, head.host, head), head.host)
     (line,) = head.host.shown
-    assert line.startswith("spark-1: fabric: found no address 192.168.100.10/24 on enp1s0f0np0 after ")
+    assert line.startswith("spark-1: fabric: found no address 192.168.100.10/24 on enp1s0f0np0 after 20 s; ")
     assert "networkctl status enp1s0f0np0" in line
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_host import FakeHost, commands_of, follow, shell_lines, written
 
 from tasks import checkpoint, image, share
-from tasks.facts import ImageId, Json, UnitState
+from tasks.facts import FileStates, ImageId, Json, UnitState
 from tasks.site import Site
 
 Sites = Callable[..., list[Site]]
-ENDED_WELL = {"systemctl show": 'inactive\n{"ok": true, "seconds": 1, "value": {}}'}
+ENDED_WELL = {"look at job": 'inactive\n{"ok": true, "seconds": 1, "value": {}}'}
 
 
 def plan_of(commands: list[Any]) -> dict[str, Any]:
@@ -28,6 +29,16 @@ def plan_of(commands: list[Any]) -> dict[str, Any]:
 
 def joined(host: FakeHost, job: str) -> bool:
     return any(f"systemd-run --quiet --collect --unit={job} " in line for line in host.heard)
+
+
+def silent(site: Site, commands: list[Any]) -> None:
+    assert shell_lines(commands) == []
+    assert not follow(commands, site.host)
+    (line,) = site.host.shown
+    assert line == (
+        f"{site.host.name}: image: found a Docker daemon that does not answer; wanted it running; "
+        "see `systemctl status docker`"
+    )
 
 
 def test_image_is_built_on_the_head(sites: Sites) -> None:
@@ -62,12 +73,15 @@ def test_image_that_is_built_stays(sites: Sites) -> None:
 def test_a_silent_daemon_is_no_missing_image(sites: Sites) -> None:
     (site,) = sites(1)
     site.host.facts = {ImageId: ""}
-    commands = commands_of(image.built, site.host, site)
-    assert shell_lines(commands) == []
-    assert not follow(commands, site.host)
-    (line,) = site.host.shown
-    assert line.startswith("spark-1: image: found a Docker daemon that does not answer; ")
-    assert "systemctl status docker" in line
+    silent(site, commands_of(image.built, site.host, site))
+
+
+@pytest.mark.parametrize("of_the_head", ["sha256:0a", None, ""])
+def test_a_worker_whose_daemon_is_silent(sites: Sites, of_the_head: str | None) -> None:
+    """Two daemons that say nothing do not have the same image."""
+    head, worker = sites(2)
+    head.host.facts, worker.host.facts = {ImageId: of_the_head}, {ImageId: ""}
+    silent(worker, commands_of(image.received, worker.host, worker))
 
 
 def test_another_base_is_another_image(sites: Sites) -> None:
@@ -98,7 +112,9 @@ def test_image_is_fetched_from_the_head(sites: Sites) -> None:
     }
     assert follow(commands, worker.host)
     assert joined(worker.host, job)
-    assert any("-m onhost share --bind 192.168.100.10 --port 18090" in line for line in head.host.heard)
+    assert worker.host.kinds() == ["write", "put token", "begin job", "look at job", "drop token"]
+    assert head.host.kinds() == ["put token", "open share"]
+    assert "-m onhost share --bind 192.168.100.10 --port 18090 " in head.host.heard[-1]
 
 
 def test_image_of_the_head_stays(sites: Sites) -> None:
@@ -147,6 +163,7 @@ def test_checkpoint_is_fetched_from_the_head(sites: Sites) -> None:
     head, worker = sites(2)
     manifest = {"id": head.checkpoint_id, "bytes": 2}
     head.host.facts, worker.host.facts = {Json: manifest}, {Json: {**manifest, "bytes": 1}}
+    worker.host.answers = dict(ENDED_WELL)
     commands = commands_of(checkpoint.received, worker.host, worker)
     assert plan_of(commands) == {
         "job": f"sparkstack-fetch-checkpoint-{head.checkpoint_id}",
@@ -158,6 +175,8 @@ def test_checkpoint_is_fetched_from_the_head(sites: Sites) -> None:
         "token_file": "/etc/sparkstack/secrets/share.token",
         "streams": 4,
     }
+    assert follow(commands, worker.host)
+    assert worker.host.kinds() == ["write", "put token", "begin job", "look at job", "drop token"]
 
 
 def test_checkpoint_of_the_head_stays(sites: Sites) -> None:
@@ -175,14 +194,28 @@ def test_the_token_travels_on_standard_input(sites: Sites) -> None:
     assert follow(commands, worker.host)
     everything = [*head.host.heard, *worker.host.heard, *shell_lines(commands), *written(commands).values()]
     assert not [line for line in everything if share.TOKEN in line]
+    assert head.host.fed == [share.TOKEN]
+    assert share.TOKEN in worker.host.fed
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_token_that_cannot_be_written(sites: Sites, at: int) -> None:
+    ranks = head, worker = sites(2)
+    head.host.facts, worker.host.facts = {ImageId: "sha256:0a"}, {ImageId: None}
+    ranks[at].host.answers = {"put token": (False, "Read-only file system")}
+    assert not follow(commands_of(image.received, worker.host, worker), worker.host)
+    (line,) = worker.host.shown
+    assert line.endswith(": the share's token could not be written to /etc/sparkstack/secrets/share.token")
+    assert "open share" not in head.host.kinds()
 
 
 def test_a_share_that_does_not_start_fails_the_worker(sites: Sites) -> None:
     head, worker = sites(2)
     head.host.facts, worker.host.facts = {ImageId: "sha256:0a"}, {ImageId: None}
-    head.host.answers = {"onhost share": (False, "Address already in use")}
+    head.host.answers = {"open share": (False, "Address already in use")}
     commands = commands_of(image.received, worker.host, worker)
     assert not follow(commands, worker.host)
+    assert "begin job" not in worker.host.kinds()
     assert worker.host.shown == ["spark-1: the share did not start; found: Address already in use"]
 
 
@@ -190,9 +223,34 @@ def test_a_job_of_the_worker_that_fails_says_why(sites: Sites) -> None:
     head, worker = sites(2)
     head.host.facts, worker.host.facts = {ImageId: "sha256:0a"}, {ImageId: None}
     said = "found 401 from the share; wanted 200; run again"
-    worker.host.answers = {"systemctl show": "failed\n" + json.dumps({"ok": False, "error": said})}
+    worker.host.answers = {"look at job": "failed\n" + json.dumps({"ok": False, "error": said})}
     assert not follow(commands_of(image.received, worker.host, worker), worker.host)
     assert worker.host.shown == [f"sparkstack-fetch-image-{head.image_id}: {said}"]
+
+
+def test_hub_token_is_for_root_alone(sites: Sites, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("hf_secret\n")
+    (site,) = sites(1, hub_token_file=str(token))
+    site.host.facts = {FileStates: {}}
+    commands = commands_of(checkpoint.hub_token, site.host, site)
+    assert written(commands) == {"/etc/sparkstack/secrets/hub.token": "hf_secret\n"}
+    (line,) = shell_lines(commands)
+    assert "umask 077; mkdir -p /etc/sparkstack/secrets " in line and " chmod 600 " in line
+    assert "hf_secret" not in line
+
+
+def test_hub_token_that_is_not_there(sites: Sites, tmp_path: Path) -> None:
+    (site,) = sites(1, hub_token_file=f"{tmp_path}/no")
+    assert not follow(commands_of(checkpoint.hub_token, site.host, site), site.host)
+    assert site.host.shown == [
+        f"hub_token_file: found no file {tmp_path}/no; wanted one with the token; correct group_data"
+    ]
+
+
+def test_no_hub_token_is_declared(sites: Sites) -> None:
+    (site,) = sites(1)
+    assert commands_of(checkpoint.hub_token, site.host, site) == []
 
 
 def test_share_is_closed_and_its_token_goes(sites: Sites) -> None:

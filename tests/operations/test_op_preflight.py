@@ -111,17 +111,25 @@ def test_a_host_that_says_nothing_fails_in_words(sites: Sites) -> None:
 def test_hosts_agree(sites: Sites) -> None:
     head, worker = sites(2)
     assert check(head) == check(worker, clock="1001.5") == []
-    assert commands_of(preflight.hosts_agree, head.host) == []
+    assert commands_of(preflight.hosts_agree, head.host, head) == []
 
 
 def test_hosts_differ(sites: Sites) -> None:
     head, worker = sites(2)
     check(head)
     check(worker, kernel="6.11.0", gpu="NVIDIA GB10, 12.1, 575.1", clock="1090.0")
-    assert not follow(commands_of(preflight.hosts_agree, head.host), head.host)
+    assert not follow(commands_of(preflight.hosts_agree, head.host, head), head.host)
     kernel, driver, clocks = head.host.shown
     assert kernel.startswith(
         "all hosts: kernel: found spark-1 6.14.0-1013-nvidia, spark-2 6.11.0; wanted the same on all hosts"
     )
     assert driver.startswith("all hosts: driver: found spark-1 580.95.05, spark-2 575.1; ")
     assert clocks.startswith("all hosts: clocks: found 90.0 s between spark-1 and spark-2; ")
+
+
+def test_a_dry_run_says_it_too(sites: Sites) -> None:
+    """A dry run follows no command: what it has to say is said while the operation is prepared."""
+    (site,) = sites(1)
+    site.host.state.is_executing = False
+    assert check(site, system="debian:12", port="nginx") != []
+    assert [line.split(": ")[1] for line in site.host.shown] == ["system", "port 8000"]

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from fake_host import FakeHost
 from paramiko import SSHException
+from pyinfra.connectors.util import CommandOutput
 
 from tasks import remote
 
 JOB = "sparkstack-image-abc"
 PLAN = {"job": JOB, "kind": "image", "jobs_dir": "/var/lib/sparkstack/jobs"}
-LOOK = "systemctl show -p ActiveState"
+LOOK, SCRIPT = "look at job", "look at script"
 STEP = '{"t": 1, "stage": "build", "done": 2, "total": 5, "unit": "steps", "note": "RUN pip"}'
 
 
@@ -35,7 +36,7 @@ def test_job_ends_well(steps: list[tuple[Any, ...]]) -> None:
     assert start(host)
     assert host.shown == []
     assert steps[0] == ("spark-1 image", "build", 2, 5, "steps", "RUN pip")
-    assert host.heard[0].startswith(f"systemctl is-active --quiet {JOB} || {{ rm -f ")
+    assert host.kinds() == ["begin job", LOOK]
     assert f"systemd-run --quiet --collect --unit={JOB} " in host.heard[0]
     assert f"-m onhost job /var/lib/sparkstack/plans/{JOB}.json" in host.heard[0]
 
@@ -48,20 +49,8 @@ def test_job_ends_with_an_error() -> None:
     assert host.shown == [f"{JOB}: {error}"]
 
 
-def test_job_that_is_active_is_joined() -> None:
-    """The one command that starts does nothing where the unit is active: no second job, no lost result."""
-    host = FakeHost("spark-1", answers={LOOK: [f"{STEP}\n\nactive", 'inactive\n{"ok": true}']})
-    assert start(host)
-    starts = [line for line in host.heard if "systemd-run" in line]
-    assert len(starts) == 1
-    joined, _, otherwise = starts[0].partition(" || ")
-    assert joined == f"systemctl is-active --quiet {JOB}"
-    assert otherwise.startswith("{ ") and otherwise.endswith("; }")
-    assert "result.json" in otherwise and "systemd-run" in otherwise
-
-
 def test_job_dies_without_a_result() -> None:
-    answers = {LOOK: ["active", "failed"], "journalctl": "Starting\nKilled\nMain process exited"}
+    answers = {LOOK: ["active", "failed"], "journal of job": "Starting\nKilled\nMain process exited"}
     host = FakeHost("spark-1", answers=answers)
     assert not start(host)
     assert host.shown == [
@@ -75,7 +64,7 @@ def test_result_that_comes_a_moment_after_the_end() -> None:
 
 
 def test_job_that_cannot_be_started() -> None:
-    host = FakeHost("spark-1", answers={"systemd-run": (False, "Failed to connect to bus")})
+    host = FakeHost("spark-1", answers={"begin job": (False, "Failed to connect to bus")})
     assert not start(host)
     assert host.shown == [f"{JOB}: could not be started; found: Failed to connect to bus"]
 
@@ -100,10 +89,11 @@ def run_script(host: FakeHost) -> bool:
 
 
 def test_script_ends_well(steps: list[tuple[Any, ...]]) -> None:
-    host = FakeHost("spark-1", answers={LOOK: ["active\n-", "active\n-\nUnpacking", "inactive\n0\nDone"]})
+    host = FakeHost("spark-1", answers={SCRIPT: ["active\n-", "active\n-\nUnpacking", "inactive\n0\nDone"]})
     assert run_script(host)
     assert [step[-1] for step in steps] == ["", "Unpacking"]
-    assert host.heard[0].startswith(f"systemctl is-active --quiet {NAME} || {{ mkdir -p {FOLDER}; rm -f ")
+    assert host.kinds() == ["begin script", SCRIPT]
+    assert f"{{ mkdir -p {FOLDER}; rm -f {FOLDER}/status; " in host.heard[0]
     assert f"systemd-run --quiet --collect --unit={NAME} " in host.heard[0]
 
 
@@ -116,20 +106,20 @@ def test_script_ends_well(steps: list[tuple[Any, ...]]) -> None:
     ],
 )
 def test_script_fails(end: str, word: str) -> None:
-    host = FakeHost("spark-1", answers={LOOK: ["active\n-", end]})
+    host = FakeHost("spark-1", answers={SCRIPT: ["active\n-", end]})
     assert not run_script(host)
     assert host.shown == [f"{NAME}: {word} (all of it: {FOLDER}/log)"]
 
 
 def test_script_that_cannot_be_started() -> None:
-    host = FakeHost("spark-1", answers={"systemd-run": (False, "no")})
+    host = FakeHost("spark-1", answers={"begin script": (False, "no")})
     assert not run_script(host)
     assert host.shown == [f"{NAME}: could not be started; found: no"]
 
 
 @pytest.mark.parametrize("silence", [(False, ""), EOFError()])
 def test_script_whose_host_stops_answering(silence: Any) -> None:
-    host = FakeHost("spark-1", answers={LOOK: ["active\n-", silence]})
+    host = FakeHost("spark-1", answers={SCRIPT: ["active\n-", silence]})
     assert not run_script(host)
     assert host.shown == [f"{NAME}: the host stopped answering; run again to join the job"]
 
@@ -141,7 +131,11 @@ def test_script_whose_host_stops_answering(silence: Any) -> None:
 def test_shell_has_the_sites_privileges(sudo: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     host = FakeHost("spark-1", _sudo=sudo)
     given: dict[str, Any] = {}
-    plain = host.run_shell_command
-    monkeypatch.setattr(host, "run_shell_command", lambda cmd, **kw: (given.update(kw), plain(cmd))[1])
+
+    def run(command: Any, **arguments: Any) -> tuple[bool, CommandOutput]:
+        given.update(arguments)
+        return True, CommandOutput([])
+
+    monkeypatch.setattr(host, "run_shell_command", run)
     assert remote.shell(host, "true", stdin="x") == (True, "")
     assert given == {"_sudo": sudo, "_stdin": "x"}

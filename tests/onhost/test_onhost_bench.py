@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Host
 from fake_openai import Server, serving
+from spark import Host
 
 from onhost.bench.prompts import PROMPTS, prompt
 from onhost.bench.run import distribution

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPO, Host
 from making import EXTRA, FIRST, SECOND, contents, model_files, revision_of, safetensors
+from spark import REPO, Host
 
 from lab.hub import Hub
 from onhost import jobs

@@ -13,8 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import Host
 from making import model_files, write_repo
+from spark import Host
 
 from onhost import share as sharing
 from onhost.files import sha256_of, write_json

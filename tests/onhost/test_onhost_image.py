@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Host
+from spark import Host
 from tiny_registry import image_blobs, registry
 
 from onhost import docker_cli, image

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Host
+from spark import Host
 
 from onhost import jobs
 from onhost.jobs import Job, Progress, Stopped

@@ -185,7 +185,6 @@ def docker_argv(
     before it: the unit must see it end.
     """
     words = ["docker", "run", "--rm", "--name", name, "--network", "host", "--ipc", "host"]
-    words += ["--ulimit", "memlock=-1"]
     if shm_size is not None:
         words += ["--shm-size", shm_size]
     # Unlike --volume, --mount refuses a folder that is not there instead of creating an empty one.
@@ -194,6 +193,7 @@ def docker_argv(
         words += ["--env-file", path]
     if accelerator == "gpu":
         words += ["--gpus", "all", "--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
+        words += ["--ulimit", "memlock=-1"]  # RDMA registers (pins) what it sends
     else:
         words += ["--cap-add", "SYS_NICE"]  # set_mempolicy, which the CPU build calls
     if not entrypoint:

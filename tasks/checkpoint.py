@@ -17,7 +17,10 @@ from tasks.site import Site
 
 @operation()
 def hub_token(site: Site) -> Commands:
-    """Put the site's hub token on the head as a root-only file. No-op when it is there, or none is declared."""
+    """Put the site's hub token on the head as a root-only file.
+
+    No-op when it is there, or none is declared.
+    """
     if not site.is_head or not site.hub_token_path:
         return
     path = Path(site.data.hub_token_file).expanduser()

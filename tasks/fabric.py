@@ -47,8 +47,8 @@ def addressed(site: Site) -> Commands:
     if as_declared and all(i.cidr in present[i.name] for i in interfaces):
         host.noop("both twins have their addresses")
         return
+    yield StringCommand(f"rm -f {BEFORE}; ! test -e {netplan.PATH} || cp -p {netplan.PATH} {BEFORE}")
     if not as_declared:
-        yield StringCommand(f"! test -e {netplan.PATH} || cp -p {netplan.PATH} {BEFORE}")
         yield file.write()
     yield FunctionCommand(_apply, (interfaces,), {})
 

@@ -71,7 +71,7 @@ def _follow_start(site: Site, label: str) -> bool:
     """Wait until the head's unit is active; a rank whose unit starts again and again ends the wait."""
     began = time.monotonic()
     limit = site.recipe.serve.ready_timeout_s
-    last_line = "docker logs --tail 1 sparkstack-serve 2>&1 | cut -c1-160"
+    last_line = "docker logs --tail 1 sparkstack-serve 2>/dev/null | cut -c1-160"
     while True:
         ok, text = shell(site.head, f"systemctl show -p ActiveState --value {UNIT}; {last_line}; true")
         if not ok:
@@ -93,8 +93,8 @@ def _follow_start(site: Site, label: str) -> bool:
             rank = next(rank for rank in site.hosts if rank.name == name)
             _, journal = shell(
                 rank,
-                f"journalctl -u {UNIT} -n 40 -o cat --no-pager | grep -iE "
-                "'error|exception|found' | tail -n 2 | cut -c1-300; true",
+                f"journalctl -u {UNIT} -n 60 -o cat --no-pager | grep -iE "
+                "'error|exception' | grep -v 'No such container' | tail -n 2 | cut -c1-300; true",
             )
             found = " / ".join(journal.split("\n")) or "no error in its journal"
             return report_failure(

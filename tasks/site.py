@@ -288,7 +288,11 @@ def load() -> Site:
     names = [host.name for host in hosts]
     try:
         chosen = _recipe(str(data.recipe))
-        problems = chosen.check_nodes(len(hosts))
+        problems = [
+            *chosen.check_nodes(len(hosts)),
+            *recipe.unsupported(chosen),
+            *recipe.pins_missing(chosen, data.image_bases),
+        ]
         if problems:
             raise SparkstackError(problems)
         declared = dict(data.fabric)

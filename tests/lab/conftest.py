@@ -40,7 +40,7 @@ class Spark:
         """Every file that a run could have touched: path → inode, size, time, target of a link."""
         listing = self.run(
             "find /etc /opt /usr/local /var/lib/sparkstack /root /home -xdev \\( -type f -o -type l \\)"
-            " ! -path '*/__pycache__/*' -printf '%p|%i %s %T@ %l\\n' 2>/dev/null"
+            " ! -path '*/__pycache__/*' -printf '%p|%i %s %T@ %l\\n' 2>/dev/null; true"
         )
         return dict(line.split("|", 1) for line in listing.splitlines())
 

@@ -56,7 +56,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     ),
     "drop token": (r"rm -f \S+/share\.token", ""),
     # fabric.py
-    "keep netplan": (rf"! test -e ({NETPLAN}) \|\| cp -p \1 {BEFORE}", ""),
+    "keep netplan": (rf"rm -f {BEFORE}; ! test -e ({NETPLAN}) \|\| cp -p \1 {BEFORE}", ""),
     "try netplan": (r"netplan generate", ""),
     "take netplan back": (rf"rm -f ({NETPLAN}); ! test -e {BEFORE} \|\| mv {BEFORE} \1", ""),
     "apply netplan": (rf"netplan apply; rm -f {BEFORE}", ""),
@@ -71,7 +71,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "start rank": (rf"systemctl start --no-block {SERVE}", ""),
     "state of rank": (rf"systemctl show -p ActiveState --value {SERVE}; docker logs .*; true", None),
     "restarts of rank": (rf"systemctl show -p NRestarts --value {SERVE}", None),
-    "journal of rank": (rf"journalctl -u {SERVE} -n 40 .*; true", None),
+    "journal of rank": (rf"journalctl -u {SERVE} -n 60 .*; true", None),
 }
 # More than a wait of ten minutes takes, few enough for a loop without end to end at once.
 MOST_COMMANDS = 2000

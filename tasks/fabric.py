@@ -38,7 +38,8 @@ def addressed(site: Site) -> Commands:
             "ports of `fabric` in the inventory; check the cabling and the port number"
         )
         return
-    problems = routes.collisions(site.fabric, {host.name: host.get_fact(Routes)})
+    found = host.get_fact(Routes)
+    problems = routes.collisions(site.fabric, {host.name: found})
     if problems:
         yield fail(*map(str, problems))
         return

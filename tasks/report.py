@@ -63,7 +63,7 @@ def begin(release: str, recipe: str) -> None:
         return
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     _report = RunReport(when=stamp, recipe=recipe, release=release)
-    current_state.add_callback_handler(_Events())
+    current_state.add_callback_handler(_Events())  # type: ignore[no-untyped-call]
     atexit.register(_end, REPORTS / f"run-{stamp}.json")
 
 

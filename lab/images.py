@@ -11,7 +11,7 @@ import docker
 from docker.errors import APIError, ImageNotFound
 
 from lab import rootfs
-from lab.paths import CHECKOUT, LABEL, LabError, Progress, digest, labels
+from lab.paths import CHECKOUT, LABEL_IMAGE, LabError, Progress, digest, image_labels
 
 CONTEXT = Path(__file__).parent / "image"
 
@@ -70,7 +70,7 @@ def build(client: docker.DockerClient, progress: Progress) -> str:
         custom_context=True,
         tag=spark,
         buildargs={"BASE": base},
-        labels=labels(),
+        labels=image_labels(),
         rm=True,
         forcerm=True,
         decode=True,
@@ -96,7 +96,7 @@ def exists(client: docker.DockerClient, tag: str) -> bool:
 def remove(client: docker.DockerClient, progress: Progress) -> None:
     """Removes the lab's images, by name and label; one that somebody still uses stays, and is named."""
     chosen = client.images.list(name="sparkstack-lab/*")
-    chosen += client.images.list(filters={"label": f"{LABEL}={CHECKOUT}"})
+    chosen += client.images.list(filters={"label": f"{LABEL_IMAGE}={CHECKOUT}"})
     for name in sorted({tag for image in chosen for tag in image.tags or [image.id or ""]}):
         progress("images", 0, None, f"removing {name}")
         try:

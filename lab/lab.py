@@ -236,14 +236,21 @@ def _ours(client: docker.DockerClient) -> list[Container]:
 
 def _other_checkouts(client: docker.DockerClient) -> None:
     """A lab of another checkout that runs is an error; one that has ended is removed."""
-    for container in client.containers.list(all=True, filters={"label": LABEL}):
+    containers = _containers(client, LABEL)
+    for container in containers:
         if container.labels[LABEL] != CHECKOUT and container.status == "running":
             path = container.labels.get(LABEL_PATH, "another checkout")
             raise LabError(f"the lab of {path} is up; end it there first: sparkstack lab down")
-    for thing in (*client.containers.list(all=True, filters={"label": LABEL}), *_networks(client)):
+    for thing in (*containers, *_networks(client)):
         value = _label(thing)
         if value != CHECKOUT:
             _sweep(client, value, quiet)
+
+
+def _containers(client: docker.DockerClient, label: str) -> list[Container]:
+    """The lab's containers with this label: by name too, since images made before handed their label on."""
+    found = client.containers.list(all=True, filters={"label": label})
+    return [one for one in found if str(one.name).startswith(("spark-", "sparkstack-lab-"))]
 
 
 def _networks(client: docker.DockerClient) -> list[Any]:
@@ -258,7 +265,7 @@ def _label(thing: Any) -> str:
 def _sweep(client: docker.DockerClient, checkout: str, progress: Progress) -> None:
     """Removes the containers, volumes and networks that carry this checkout's label."""
     chosen: dict[str, str | list[str] | bool] = {"label": f"{LABEL}={checkout}"}
-    for container in client.containers.list(all=True, filters=chosen):
+    for container in _containers(client, f"{LABEL}={checkout}"):
         progress("containers", 0, None, f"removing {container.name}")
         container.remove(force=True, v=True)
     for volume in client.volumes.list(filters=chosen):

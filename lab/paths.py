@@ -20,7 +20,11 @@ MODELS = LAB / "models"
 FILES = LAB / "files"
 
 LABEL = "sparkstack.lab"
-"""Label on every container, network, image and volume; its value is `CHECKOUT`."""
+"""Label on every container, network and volume; its value is `CHECKOUT`."""
+
+LABEL_IMAGE = "sparkstack.lab.image"
+"""Label on every image. Not the same: containers inherit their image's labels, also those of somebody who
+merely tries an image by hand."""
 
 LABEL_PATH = "sparkstack.lab.checkout"
 LABEL_SPEC = "sparkstack.lab.spec"
@@ -42,6 +46,11 @@ def quiet(stage: str, done: int, total: int | None, note: str) -> None:
 def labels(**more: str) -> dict[str, str]:
     """The labels of something that this checkout's lab makes."""
     return {LABEL: CHECKOUT, LABEL_PATH: str(ROOT), **more}
+
+
+def image_labels() -> dict[str, str]:
+    """The labels of an image that this checkout's lab makes."""
+    return {LABEL_IMAGE: CHECKOUT}
 
 
 def digest(*parts: Any) -> str:

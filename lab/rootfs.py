@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from lab.paths import LabError, Progress, labels
+from lab.paths import LabError, Progress, image_labels
 
 SUITE = "bookworm"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -34,7 +34,7 @@ def import_rootfs(tag: str, packages: Sequence[str], progress: Progress, stage: 
         archive = Path(scratch) / "rootfs.tar"
         _bootstrap(archive, packages, progress, stage)
         progress(stage, len(packages), None, "importing")
-        changes = [f"--change=LABEL {key}={value}" for key, value in labels().items()]
+        changes = [f"--change=LABEL {key}={value}" for key, value in image_labels().items()]
         done = subprocess.run(
             ["docker", "import", *changes, str(archive), tag], capture_output=True, text=True, check=False
         )

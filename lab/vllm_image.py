@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from lab import models, rootfs, wheelhouse
-from lab.paths import LabError, Progress, digest, labels
+from lab.paths import LabError, Progress, digest, image_labels, labels
 
 REPOSITORY = "sparkstack-lab/vllm-cpu"
 DOCKERFILE = Path(__file__).parent / "vllm-cpu.Dockerfile"
@@ -130,7 +130,7 @@ def build(cache: Path, progress: Progress) -> str:
         make_context(wheels, context)
         progress("vllm image", 1, 4, "building")
         draft = f"{wanted}-draft-{os.getpid()}"
-        marks = [f"--label={key}={value}" for key, value in labels().items()]
+        marks = [f"--label={key}={value}" for key, value in image_labels().items()]
         options = ["--network=none", "--force-rm", f"--build-arg=ROOTFS={base}", *marks]
         _docker("build", *options, f"--file={DOCKERFILE}", f"--tag={draft}", scratch)
     try:
@@ -239,7 +239,7 @@ def _flatten(name: str, draft: str, wanted: str) -> None:
     template = "{{range .Config.Env}}{{println .}}{{end}}"
     environment = _docker("image", "inspect", f"--format={template}", draft).stdout.split()
     changes = [f"ENV {one}" for one in environment] + ['CMD ["vllm", "--help"]']
-    changes += [f"LABEL {key}={value}" for key, value in labels().items()]
+    changes += [f"LABEL {key}={value}" for key, value in image_labels().items()]
     command = ["docker", "import", *(f"--change={one}" for one in changes), "-", wanted]
     with subprocess.Popen(["docker", "export", name], stdout=subprocess.PIPE) as export:
         done = subprocess.run(command, stdin=export.stdout, capture_output=True, text=True, check=False)

@@ -80,7 +80,8 @@ def test_a_pid_that_is_no_dockerd_is_not_ours(tmp_path: Path, monkeypatch: pytes
 
 
 def test_another_checkouts_running_lab_is_named() -> None:
-    other = SimpleNamespace(name="spark-1", labels={LABEL: "0" * 12, "sparkstack.lab.checkout": "/there"}, status="running")
+    marks = {LABEL: "0" * 12, "sparkstack.lab.checkout": "/there"}
+    other = SimpleNamespace(name="spark-1", labels=marks, status="running")
     client: Any = SimpleNamespace(containers=SimpleNamespace(list=lambda **_: [other]))
     with pytest.raises(LabError) as refused:
         virtual._other_checkouts(client)

@@ -50,7 +50,7 @@ def start(progress: Progress, *options: str) -> int:
     if shutil.which("dockerd") is None:
         raise LabError("the lab needs Docker Engine: apt install docker.io")
     if os.geteuid() != 0:
-        raise LabError("no Docker daemon runs, and starting one needs root: sudo sparkstack lab up")
+        raise LabError("no Docker daemon runs, and starting one needs root: use ./try")
     LAB.mkdir(exist_ok=True)
     progress("docker", 0, None, "starting dockerd")
     with LOG.open("ab") as log:

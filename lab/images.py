@@ -94,9 +94,8 @@ def exists(client: docker.DockerClient, tag: str) -> bool:
 
 
 def remove(client: docker.DockerClient, progress: Progress) -> None:
-    """Removes the lab's images, by name and label; one that somebody still uses stays, and is named."""
-    chosen = client.images.list(name="sparkstack-lab/*")
-    chosen += client.images.list(filters={"label": f"{LABEL_IMAGE}={CHECKOUT}"})
+    """Removes the images that this checkout's lab made; one that somebody still uses stays, and is named."""
+    chosen = client.images.list(filters={"label": f"{LABEL_IMAGE}={CHECKOUT}"})
     for name in sorted({tag for image in chosen for tag in image.tags or [image.id or ""]}):
         progress("images", 0, None, f"removing {name}")
         try:

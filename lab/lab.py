@@ -72,7 +72,8 @@ def up(count: int | None = None, progress: Progress = quiet) -> dict[str, Any]:
 def down(everything: bool = False, progress: Progress = quiet) -> None:
     """Removes containers, their volumes and the networks; `everything`: images, files and our dockerd too."""
     with _alone():
-        client = engine.connect()
+        # Images outlive a daemon: to remove them one must run, if only for that.
+        client = engine.ensure(progress) if everything else engine.connect()
         if client is not None:
             _sweep(client, CHECKOUT, progress)
             if everything:

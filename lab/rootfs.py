@@ -29,7 +29,7 @@ def import_rootfs(tag: str, packages: Sequence[str], progress: Progress, stage: 
     if not KEYRING.exists():
         raise LabError(f"{KEYRING} is missing: apt install debian-archive-keyring")
     if os.geteuid() != 0:
-        raise LabError("making the lab's image needs root: sudo sparkstack lab up")
+        raise LabError("making the lab's image needs root: use ./try")
     with tempfile.TemporaryDirectory(prefix="sparkstack-rootfs-") as scratch:
         archive = Path(scratch) / "rootfs.tar"
         _bootstrap(archive, packages, progress, stage)

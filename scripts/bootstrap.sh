@@ -78,7 +78,7 @@ ensure_packages() {
     # The list again: without package lists apt could not tell what the distribution has.
     mapfile -t packages < <(missing_packages "${1:-}")
     as_root env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -qq --yes --no-install-recommends "${packages[@]}" >/dev/null ||
+        apt-get install -qq --yes --no-install-recommends "${packages[@]}" >"$([ -t 2 ] && echo /dev/stderr || echo /dev/null)" ||
         die "apt-get could not install: ${packages[*]}"
     mapfile -t packages < <(missing_packages "${1:-}")
     [ "${#packages[@]}" = 0 ] || die "still missing after apt-get install: ${packages[*]}"
@@ -87,7 +87,8 @@ ensure_packages() {
 # Makes .venv from requirements.lock, or brings it up to date when that or the project file has changed.
 ensure_venv() {
     local python wanted
-    wanted=$(sha256sum requirements.lock pyproject.toml)
+    # With the folder's name: an environment that was moved or copied has the old one in it.
+    wanted=$(sha256sum requirements.lock pyproject.toml && pwd)
     if [ "$(cat "$STAMP" 2>/dev/null)" = "$wanted" ] && "$VENV/bin/python" -c '' 2>/dev/null; then
         return 0
     fi
@@ -99,7 +100,8 @@ ensure_venv() {
     fi
     say "installing the Python packages of requirements.lock into $VENV"
     rm -f "$STAMP"
-    local -a pip=("$VENV/bin/python" -m pip install --quiet --no-input --disable-pip-version-check)
+    local -a pip=("$VENV/bin/python" -m pip install --no-input --disable-pip-version-check)
+    [ -t 2 ] || pip+=(--quiet) # on a terminal pip shows what it fetches
     "${pip[@]}" --require-hashes -r requirements.lock || die "pip could not install requirements.lock"
     "${pip[@]}" --no-deps --no-build-isolation -e . || die "pip could not install sparkstack itself"
     printf '%s\n' "$wanted" >"$STAMP"

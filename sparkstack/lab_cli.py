@@ -105,7 +105,7 @@ def ssh(name: str, command: tuple[str, ...]) -> None:
     addresses = {node["name"]: node["address"] for node in state["nodes"]}
     if name not in addresses:
         raise LabError(f"the lab has no node {name}; it has {', '.join(addresses)}")
-    options = ["IdentitiesOnly=yes", f"UserKnownHostsFile={KNOWN_HOSTS}", "StrictHostKeyChecking=yes"]
+    options = ["IdentitiesOnly=yes", f'UserKnownHostsFile="{KNOWN_HOSTS}"', "StrictHostKeyChecking=yes"]
     line = ["ssh", "-i", str(KEY), *(word for option in options for word in ("-o", option))]
     try:
         os.execvp("ssh", [*line, f"{state['user']}@{addresses[name]}", *command])

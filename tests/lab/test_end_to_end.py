@@ -63,6 +63,31 @@ def invocation(spark: Spark, unit: str) -> str:
     return spark.run(f"systemctl show -p InvocationID --value {unit}")
 
 
+def progress(spark: Spark, unit: str) -> dict[str, Any]:
+    """The last line of a job's progress; {} before the first."""
+    name = unit.removesuffix(".service")
+    text = spark.run(f"tail -n 1 /var/lib/sparkstack/jobs/{name}/progress.jsonl 2>/dev/null; true")
+    return dict(json.loads(text)) if text else {}
+
+
+def kill_and_join(head: Spark, unit: str, controller: subprocess.Popen[bytes], only: str) -> None:
+    """SIGKILL the controller, see the job go on, and join the very same one with a second run."""
+    began = invocation(head, unit)
+    controller.send_signal(signal.SIGKILL)
+    controller.wait()
+    time.sleep(2)
+    assert invocation(head, unit) == began, "the job ended with its controller"
+    second = start_pyinfra("-y", "--data", only)
+    # The second run has handed its plan over while the first one's job was still at work: it has joined.
+    plan = f"/var/lib/sparkstack/plans/{unit.removesuffix('.service')}.json"
+    stamp = head.run(f"stat -c %Y.%i {plan}")
+    wait_for("the second run's plan", 60, lambda: head.run(f"stat -c %Y.%i {plan}") != stamp)
+    assert invocation(head, unit) == began, "the job ended before it could be joined"
+    assert second.wait(timeout=900) == 0
+    starts = head.run(f"journalctl -u {unit} -o cat --no-pager | grep -c '^Started ' || true")
+    assert starts == "1", "the job was begun a second time"
+
+
 def test_a_dry_run_on_fresh_hosts_changes_nothing(sparks: list[Spark]) -> None:
     before = [spark.files() for spark in sparks]
     run = pyinfra("--dry")
@@ -108,7 +133,9 @@ def test_twins_are_addressed_and_carry_jumbo_frames(sparks: list[Spark]) -> None
                 assert link["mtu"] == 9000
                 addresses.setdefault(spark.name, []).append(link["addr_info"][0]["local"])
         environment = spark.run("cat /etc/sparkstack/fabric.env")
-        assert f"GLOO_SOCKET_IFNAME={TWINS[0]}" in environment
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+            assert f"{name}={TWINS[0]}\n" in environment + "\n"
+        assert "NCCL_IB_GID_INDEX" not in environment
         assert f"VLLM_HOST_IP={addresses[spark.name][0]}" in environment
     networks = {address.rsplit(".", 1)[0] for address in addresses["spark-1"]}
     assert len(networks) == 2, "twins never share a subnet"
@@ -120,36 +147,23 @@ def test_a_killed_controller_leaves_the_build_and_the_next_run_joins_it(sparks: 
     head = sparks[0]
     controller = start_pyinfra("-y", "--data", "only=image")
     unit = wait_for("image job", 120, lambda: job_unit(head, "image"))
-    began = invocation(head, unit)
-    controller.send_signal(signal.SIGKILL)
-    controller.wait()
-    time.sleep(2)
-    assert invocation(head, unit) == began, "the job ended with its controller"
-    run = pyinfra("-y", "--data", "only=image")
-    assert run.code == 0, run.output
-    starts = head.run(f"journalctl -u {unit} -o cat --no-pager | grep -c '^Started ' || true")
-    assert starts == "1", "the build was begun a second time"
+    wait_for("progress of the build", 60, lambda: progress(head, unit).get("done"))
+    kill_and_join(head, unit, controller, "only=image")
 
 
 def test_a_killed_controller_leaves_the_download_and_the_next_run_joins_it(
     sparks: list[Spark], state: dict[str, Any]
 ) -> None:
     head = sparks[0]
-    hub_faults(state, {"path": "*.safetensors", "kind": "slow", "count": None, "bytes_per_second": 400_000})
+    # Slow enough to be under way through all of this: 10 MB at 0.2 MB/s a file.
+    hub_faults(state, {"path": "*.safetensors", "kind": "slow", "count": None, "bytes_per_second": 200_000})
     try:
         controller = start_pyinfra("-y", "--data", "only=checkpoint")
         unit = wait_for("checkpoint job", 60, lambda: job_unit(head, "checkpoint"))
-        began = invocation(head, unit)
-        controller.send_signal(signal.SIGKILL)
-        controller.wait()
-        time.sleep(2)
-        assert invocation(head, unit) == began, "the job ended with its controller"
+        wait_for("downloaded bytes", 60, lambda: progress(head, unit).get("done"))
+        kill_and_join(head, unit, controller, "only=checkpoint")
     finally:
         hub_faults(state, None)
-    run = pyinfra("-y", "--data", "only=checkpoint")
-    assert run.code == 0, run.output
-    starts = head.run(f"journalctl -u {unit} -o cat --no-pager | grep -c '^Started ' || true")
-    assert starts == "1", "the download was begun a second time"
 
 
 def test_the_first_whole_run_serves(sparks: list[Spark]) -> None:
@@ -248,7 +262,8 @@ def test_a_second_run_changes_and_restarts_nothing(sparks: list[Spark], record_p
     after = [(spark.files(), spark.serving()) for spark in sparks]
     assert before == after
     record_property("second run, s", round(run.seconds, 1))
-    print(f"\nsecond run: {run.seconds:.1f} s (the aim is 15 s on 2 cores)")
+    # The issue's bound; the usual figure is a third of it.
+    assert run.seconds <= 15
 
 
 def recipe_copy(folder: Path, **changes: Any) -> Path:
@@ -365,4 +380,39 @@ def test_an_unreachable_host_is_named(state: dict[str, Any], tmp_path: Path) -> 
     inventory.write_text(f"sparks = {sparks!r}\n")
     run = pyinfra("-y", "--data", "only=docker", inventory=str(inventory))
     assert run.code != 0
-    assert "spark-9" in run.output and "Traceback" not in run.output
+    assert re.search(r"\[spark-9\]\s+Could not connect", run.output), run.output
+    assert "Traceback" not in run.output and "Starting operation" not in run.output
+
+
+def test_a_dead_worker_is_seen_and_the_group_started_again(sparks: list[Spark]) -> None:
+    head, worker = sparks
+    before = head.serving()
+    worker.run(f"docker kill {UNIT}")
+    wait_for(
+        "worker's unit to be back", 60, lambda: worker.run(f"systemctl is-active {UNIT}; true") == "active"
+    )
+    run = pyinfra("-y")
+    assert run.code == 0, run.output
+    assert "serve | release serves on all ranks" in run.changed()["spark-1"]
+    assert head.serving() != before
+    about = release(head)
+    assert complete(about["endpoint"], about["model"])["usage"]["completion_tokens"] == 4
+
+
+def test_nothing_stops_before_every_rank_can_start(sparks: list[Spark], tmp_path: Path) -> None:
+    before = [spark.serving() for spark in sparks]
+    path = recipe_copy(tmp_path, serve__options__max_model_len=256)
+    run = pyinfra("-y", "--limit", "spark-1", "--data", f"recipe={path}")
+    assert run.code != 0
+    assert "spark-2: serve: found no" in run.output, run.output
+    assert before == [spark.serving() for spark in sparks]
+
+
+def test_try_on_a_lab_that_stands(sparks: list[Spark]) -> None:
+    before = [spark.serving() for spark in sparks]
+    done = subprocess.run(["./try"], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    for word in ("lab up in", "endpoint: http://", "curl ", "TTFT", "tok/s", "report: "):
+        assert word in output, f"{word!r} is missing in:\n{output}"
+    assert before == [spark.serving() for spark in sparks]

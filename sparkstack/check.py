@@ -17,6 +17,7 @@ from sparkstack.errors import Problem, SparkstackError
 from sparkstack.findings import Finding, error, in_order, unsupported, warning
 from sparkstack.native import (
     PLUGIN_FEATURES,
+    SECRET_OPTIONS,
     Recipe,
     contradictions,
     missing_pins,
@@ -25,8 +26,6 @@ from sparkstack.native import (
 )
 from sparkstack.recipe import FORMATS, NATIVE_VERSION, detect_format, not_a_recipe
 from sparkstack.yamlfile import Document
-
-_SECRET_OPTIONS = ("api_key", "hf_token")
 
 
 @dataclass
@@ -265,7 +264,7 @@ def _secrets(launch: Launch) -> list[Finding]:
             "no secrets in a recipe",
             "remove it; arguments can be read by every user of a host",
         )
-        for name in _SECRET_OPTIONS
+        for name in SECRET_OPTIONS
         if launch.options.get(name) is not None
     ]
 

@@ -186,6 +186,19 @@ def missing_pins(
     return result
 
 
+SECRET_OPTIONS = ("api_key", "hf_token")
+
+
+def secrets_in(recipe: Recipe) -> list[Problem]:
+    """Options that would put a secret where every user of a host can read it; [] when there is none."""
+    remedy = "remove it; arguments can be read by every user of a host"
+    return [
+        Problem(f"recipe {recipe.name}", f"{name} among the options", "no secrets in a recipe", remedy)
+        for name in SECRET_OPTIONS
+        if recipe.serve.options.get(name) is not None
+    ]
+
+
 def unsupported(recipe: Recipe) -> list[Problem]:
     """What the recipe asks and is not made yet, so that `deploy` refuses it; [] when it can all be done."""
     return [Problem(f"recipe {recipe.name}", *words) for _, *words in not_made(recipe)]

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from sparkstack import conversion, schema, yamlfile
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.expectation import Benchmark, Expect
-from sparkstack.native import Recipe, contradictions, pins_missing, unsupported
+from sparkstack.native import Recipe, contradictions, pins_missing, secrets_in, unsupported
 
 NATIVE_VERSION = "3"
 """Our number in `recipe_version`; the community's formats are "1" and "2"."""
@@ -114,5 +114,6 @@ __all__ = [
     "load_recipe",
     "not_a_recipe",
     "pins_missing",
+    "secrets_in",
     "unsupported",
 ]

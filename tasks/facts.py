@@ -118,6 +118,22 @@ class Routes(FactBase[list[str]]):
         return [line.strip() for line in output if line.strip()]
 
 
+class Completes(FactBase[bool]):
+    """Returns True when the endpoint answers a real completion now, within `seconds`.
+
+    A head whose worker has died looks alive in every other way: its unit is active, /health says 200.
+    """
+
+    default = bool
+
+    def command(self, python: str, url: str, model: str, seconds: int) -> str:
+        words = [python, "-m", "onhost", "ready", "--url", url, "--model", model, "--timeout", str(seconds)]
+        return shlex.join(words) + " >/dev/null 2>&1 && echo completes || true"
+
+    def process(self, output: list[str]) -> bool:
+        return output == ["completes"]
+
+
 class ServeState(FactBase[dict[str, str]]):
     """Returns `{"release", "unit", "container", "fabric"}`: the current release's id, the unit's state, the
     running container's id ("" where there is none), and "same" where the rank was started with the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Any
 
@@ -9,37 +10,70 @@ from pyinfra import host
 from pyinfra.api import FunctionCommand, deploy, operation
 from pyinfra.operations import systemd
 
-from tasks.facts import ServeState
+from tasks.facts import Completes, ServeState
 from tasks.files import Commands
 from tasks.operations import managed_files
 from tasks.remote import POLL_SECONDS, progress, report_failure, shell
 from tasks.site import UNIT, Site
 
+# A tiny completion takes well under a second; a head that waits for a dead worker answers never.
+COMPLETION_SECONDS = 10
 
-def serving(site: Site) -> bool:
-    """True when every rank runs this release with its present fabric environment."""
-    states = [rank.get_fact(ServeState, config_dir=site.data.config_dir) for rank in site.hosts]
-    return all(
-        state.get("release") == site.release_id
-        and state.get("unit") == "active"
-        and state.get("fabric") == "same"
-        for state in states
-    )
+
+def _states(site: Site) -> list[dict[str, str]]:
+    return [rank.get_fact(ServeState, config_dir=site.data.config_dir) for rank in site.hosts]
+
+
+def _is_this(state: dict[str, str], site: Site) -> bool:
+    return state.get("release") == site.release_id and state.get("fabric") == "same"
 
 
 @operation()
 def activated(site: Site) -> Commands:
     """Make this release the one that serves, on all ranks, from the head's place in the run.
 
-    No-op when on every rank `current` is this release, started with the present fabric.env, and the unit
-    is active (on the head: after a real completion).
+    No-op when on every rank `current` is this release, started with the present fabric.env, the unit is
+    active, and the endpoint answers a completion now. A start of this release that is under way is joined.
     """
     if not site.is_head:
         return
-    if serving(site):
-        host.noop(f"release {site.release_id} serves on every rank")
-        return
+    states = _states(site)
+    units = [state.get("unit") for state in states]
+    if all(_is_this(state, site) for state in states):
+        if set(units) == {"active"} and host.get_fact(
+            Completes,
+            python=site.python,
+            url=site.endpoint,
+            model=site.served_model,
+            seconds=COMPLETION_SECONDS,
+        ):
+            host.noop(f"release {site.release_id} serves on every rank")
+            return
+        if units[0] == "activating" and set(units) <= {"active", "activating"}:
+            yield FunctionCommand(_join_start, (site,), {})
+            return
     yield FunctionCommand(_activate, (site,), {})
+
+
+def _join_start(state: Any, host: Any, site: Site) -> bool:
+    """Follow the start that an earlier run began; one that has failed already is begun anew."""
+    if any(_restarts(rank) for rank in site.hosts):
+        return _activate(state, host, site)
+    return _follow_start(site, f"{host.name} serve")
+
+
+def _missing(rank: Any, site: Site) -> str:
+    """What a rank lacks to start this release, or "": asked before anything is stopped."""
+    config = site.data.config_dir
+    wanted = {
+        f"{config}/releases/{site.release_id}/run": f"test -x {config}/releases/{site.release_id}/run",
+        f"{config}/fabric.env": f"test -f {config}/fabric.env",
+        f"image {site.image_tag}": f"docker image inspect {site.image_tag} >/dev/null 2>&1",
+        f"checkpoint {site.checkpoint_id}": f"test -f {site.checkpoint_dir}/manifest.json",
+    }
+    asks = "; ".join(f"{command} || echo {shlex.quote(what)}" for what, command in wanted.items())
+    ok, text = shell(rank, asks)
+    return ", ".join(text.splitlines()) if ok else "answer"
 
 
 def _activate(state: Any, host: Any, site: Site) -> bool:
@@ -47,6 +81,13 @@ def _activate(state: Any, host: Any, site: Site) -> bool:
     config = site.data.config_dir
     release = f"{config}/releases/{site.release_id}"
     label = f"{host.name} serve"
+    for rank in site.hosts:
+        if missing := _missing(rank, site):
+            return report_failure(
+                host,
+                f"{rank.name}: serve: found no {missing}; wanted all of release {site.release_id} "
+                "before the present one stops; run all stages on all hosts",
+            )
     progress.update(label, "stop", 0, None, "s", "stopping the ranks")
     for rank in site.hosts:
         ok, said = shell(rank, f"systemctl stop {UNIT}")

@@ -19,7 +19,7 @@ from tasks.remote import report_failure, shell, start_and_follow
 from tasks.site import Site
 
 UNIT = "sparkstack-share"
-# One token a run of the controller: both ends get it, nobody keeps it.
+# The token of a share that this run opens: both ends get it, nobody keeps it.
 TOKEN = secrets.token_hex(16)
 
 
@@ -41,35 +41,30 @@ def fetch(site: Site, plan: dict[str, Any]) -> Commands:
     yield StringCommand(f"rm -f {shlex.quote(_token_file(site))}")
 
 
-def _put_token(target: Any, path: str) -> bool:
-    # Several workers do this to the head at the same time; the shell's own number keeps them apart.
-    quoted, new = shlex.quote(path), f"{shlex.quote(path)}.$$"
-    ok, _ = shell(
-        target,
-        f"umask 077; mkdir -p $(dirname {quoted}) && cat > {new} && mv -f {new} {quoted}",
-        stdin=TOKEN,
-    )
-    return ok
-
-
 def _open(state: Any, host: Any, site: Site) -> bool:
-    """Start the share on the head with this run's token, and hand the worker the token."""
-    path = _token_file(site)
+    """Start the share on the head unless it runs, and hand its token to the worker.
+
+    Where it runs, its token stays: a job that an earlier run began reads with it.
+    """
+    path = shlex.quote(_token_file(site))
     command = (
         f"{site.python} -m onhost share --bind {site.head_fabric_address} --port {site.data.share_port}"
         f" --token-file {path} --checkpoints-dir {site.checkpoints_dir}"
     )
-    if not _put_token(site.head, path) or not _put_token(host, path):
-        return report_failure(host, f"{host.name}: the share's token could not be written to {path}")
     start = (
-        f"systemctl is-active --quiet {UNIT} || systemd-run --quiet --collect --unit={UNIT}"
-        f" --property=RuntimeMaxSec=12h {command}"
+        f"umask 077; mkdir -p $(dirname {path}); systemctl is-active --quiet {UNIT} && test -s {path} ||"
+        f" {{ cat > {path}.new && mv -f {path}.new {path} && {{ systemctl is-active --quiet {UNIT} ||"
+        f" systemd-run --quiet --collect --unit={UNIT} --property=RuntimeMaxSec=12h {command}; }}; }} &&"
+        f" cat {path}"
     )
-    ok, said = shell(
-        site.head,
-        f"flock /run/{UNIT}.lock sh -c {shlex.quote(start)}",
+    ok, token = shell(site.head, f"flock /run/{UNIT}.lock sh -c {shlex.quote(start)}", stdin=TOKEN)
+    if not ok:
+        return report_failure(host, f"{site.head.name}: the share did not start; found: {token}")
+    put = f"umask 077; mkdir -p $(dirname {path}) && cat > {path}.new && mv -f {path}.new {path}"
+    ok, said = shell(host, put, stdin=token)
+    return ok or report_failure(
+        host, f"{host.name}: the share's token could not be written to {path}; found: {said}"
     )
-    return ok or report_failure(host, f"{site.head.name}: the share did not start; found: {said}")
 
 
 @operation()

@@ -34,7 +34,8 @@ class SiteError(PyinfraError):
     """A user's mistake in a declaration; pyinfra prints it as one line."""
 
     # pyinfra would put our source file and line before the message, where the user's mistake is not.
-    __traceback__ = None
+    # A property, because contextlib sets the attribute.
+    __traceback__ = property(lambda self: None, lambda self, value: None)
 
 
 @dataclass(frozen=True)
@@ -284,6 +285,15 @@ def _recipe(name: str) -> recipe.Recipe:
 def load() -> Site:
     """The site as the current host sees it. Errors: SiteError, a line for each wrong declaration."""
     hosts = list(inventory)
+    state = current_host.state
+    # Without -y pyinfra asks after a failure whether to go on; a cluster with a rank missing cannot.
+    state.should_raise_failed_hosts = lambda state: True
+    gone = [host.name for host in hosts if state.is_host_in_limit(host) and not host.connected]
+    if gone:
+        raise SiteError(
+            f"{', '.join(gone)}: found no connection; wanted all hosts of the inventory; check power, cable "
+            "and ssh, or name the others with --limit"
+        )
     data = current_host.data
     names = [host.name for host in hosts]
     try:
@@ -292,6 +302,7 @@ def load() -> Site:
             *chosen.check_nodes(len(hosts)),
             *recipe.unsupported(chosen),
             *recipe.pins_missing(chosen, data.image_bases),
+            *recipe.secrets_in(chosen),
         ]
         if problems:
             raise SparkstackError(problems)
@@ -313,9 +324,10 @@ def load() -> Site:
         raise SiteError(str(error)) from None
 
 
-def stages(only: str | None) -> list[str]:
+def stages(only: object) -> list[str]:
     """The stages of this run. Errors: SiteError naming the known ones."""
     try:
-        return select(only)
+        # pyinfra reads `--data only=5` as a number; it is a name all the same, and an unknown one.
+        return select(only if only is None else str(only))
     except SparkstackError as error:
         raise SiteError(str(error)) from None

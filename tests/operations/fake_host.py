@@ -48,11 +48,11 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         None,
     ),
     # share.py
-    "put token": (r"umask 077; mkdir -p \S+ \S+ && cat > (\S+)\.\$\$ && mv -f \1\.\$\$ \1", ""),
+    "put token": (r"umask 077; mkdir -p \S+ \S+ && cat > (\S+)\.new && mv -f \1\.new \1", ""),
     "open share": (
-        r"flock /run/sparkstack-share\.lock sh -c 'systemctl is-active --quiet sparkstack-share \|\| "
-        r"systemd-run --quiet --collect --unit=sparkstack-share .* -m onhost share [^']*'",
-        "",
+        r"flock /run/sparkstack-share\.lock sh -c 'umask 077; .*systemctl is-active --quiet sparkstack-share"
+        r".* systemd-run --quiet --collect --unit=sparkstack-share .* -m onhost share [^']* cat \S+'",
+        None,
     ),
     "drop token": (r"rm -f \S+/share\.token", ""),
     # fabric.py
@@ -62,6 +62,12 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "apply netplan": (rf"netplan apply; rm -f {BEFORE}", ""),
     "addresses": (r"ip -o -4 addr show", None),
     # serve.py
+    "lacks": (
+        r"test -x (\S+/run) \|\| echo \1; test -f (\S+/fabric\.env) \|\| echo \2; "
+        r"docker image inspect (\S+) >/dev/null 2>&1 \|\| echo 'image \3'; "
+        r"test -f \S+/(\S+)/manifest\.json \|\| echo 'checkpoint \4'",
+        "",
+    ),
     "stop rank": (rf"systemctl stop {SERVE}", ""),
     "switch rank": (
         rf"systemctl reset-failed {SERVE} 2>/dev/null; cp (\S+)/fabric\.env (\S+)/fabric\.env && "
@@ -93,7 +99,8 @@ class FakeHost:
         known = {key: value for key, value in GROUP_DATA.items() if not key.startswith("__")}
         self.name, self.data = name, Data(**{**known, **data})
         self.facts, self.answers = dict(facts or {}), dict(answers or {})
-        self.state = SimpleNamespace(is_executing=True)
+        self.state = SimpleNamespace(is_executing=True, is_host_in_limit=lambda host: True)
+        self.connected = True
         self.heard: list[str] = []  # shell commands
         self.fed: list[str] = []  # what came on standard input
         self.shown: list[str] = []  # lines that the user sees

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import grp
+import itertools
 import json
 import os
 import pwd
 import stat
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,8 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 
 from sparkstack import netplan, topology
 from sparkstack.recipe import load_recipe
-from tasks import fabric, remote
-from tasks.facts import Addresses, FileStates, Hcas, Json, Routes, Survey, Text
+from tasks import fabric, remote, serve, share
+from tasks.facts import Addresses, Completes, FileStates, Hcas, Json, Routes, Survey, Text
 from tasks.files import ManagedFile
 from tasks.operations import managed_files
 from tasks.site import Site
@@ -233,3 +236,172 @@ def test_netplan_that_refuses_gets_the_file_before_back(
     assert (ours.read_text() if ours.exists() else None) == before
     assert before is None or stat.S_IMODE(ours.stat().st_mode) == 0o600
     assert not kept.exists() and not (tmp_path / "applied").exists()
+
+
+# A share that counts as running while `begun` is there.
+SHARE = {
+    "systemctl": "sleep 0.05; [ -e {begun} ]",
+    "systemd_run": "sleep 0.2; {end}; echo $* >> {begun}",
+}
+
+
+@dataclass
+class Share:
+    """What `share._open` does to a head that has a real shell and a worker that only listens."""
+
+    folder: Path
+    path: str
+
+    @property
+    def begun(self) -> Path:
+        return self.folder / "begun"
+
+    @property
+    def token(self) -> Path:
+        return self.folder / "secrets" / "share.token"
+
+    def open(self) -> tuple[bool, FakeHost]:
+        folder, path = self.folder, self.path
+
+        class Head(Local):
+            def run_shell_command(self, command: Any, **arguments: Any) -> tuple[bool, CommandOutput]:
+                text = command.get_raw_value().replace("flock /run/", f"flock {folder}/")
+                assert text != command.get_raw_value()
+                return super().run_shell_command(StringCommand(text), **arguments)
+
+        data = {"config_dir": str(folder), "ssh_hostname": "10.0.0.1"}
+        head, worker = Head("spark-1", **data), FakeHost("spark-2", **data)
+        head.path = path
+        plan = topology.plan("pair", [head.name, worker.name])
+        site = Site(worker, 1, [head, worker], load_recipe(HERE / "recipe.yaml"), plan)
+        return share._open(None, worker, site), worker
+
+
+@pytest.fixture
+def the_share(tools: Callable[..., str], tmp_path: Path) -> Callable[..., Share]:
+    def make(end: str = ":") -> Share:
+        begun = tmp_path / "begun"
+        bodies = {name: body.format(begun=begun, end=end) for name, body in SHARE.items()}
+        return Share(tmp_path, tools(**bodies))
+
+    return make
+
+
+@pytest.mark.parametrize("left_over", [None, "token of a share that has ended"])
+def test_a_share_starts_with_the_token_of_this_run(
+    the_share: Callable[..., Share], left_over: str | None
+) -> None:
+    here = the_share()
+    if left_over:
+        here.token.parent.mkdir()
+        here.token.write_text(left_over)
+    ok, worker = here.open()
+    assert ok and worker.shown == []
+    assert worker.fed == [here.token.read_text()] == [share.TOKEN]
+    assert stat.S_IMODE(here.token.stat().st_mode) == 0o600
+    (words,) = here.begun.read_text().splitlines()
+    assert words.startswith("--quiet --collect --unit=sparkstack-share --property=RuntimeMaxSec=12h ")
+    assert f" -m onhost share --bind 192.168.100.10 --port 18090 --token-file {here.token} " in words
+    assert share.TOKEN not in words
+
+
+def test_the_token_of_a_running_share_is_kept(
+    the_share: Callable[..., Share], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = the_share()
+    first = here.open()[1].fed
+    monkeypatch.setattr(share, "TOKEN", "token-of-a-later-run")
+    ok, worker = here.open()
+    assert ok and worker.fed == first != [share.TOKEN]
+    assert [here.token.read_text()] == first
+    assert len(here.begun.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_running_share_without_a_token_gets_one(
+    the_share: Callable[..., Share], content: str | None
+) -> None:
+    """It reads the file anew for each request, so it need not start again."""
+    here = the_share()
+    here.begun.write_text("before\n")
+    if content is not None:
+        here.token.parent.mkdir()
+        here.token.write_text(content)
+    ok, worker = here.open()
+    assert ok and worker.fed == [here.token.read_text()] == [share.TOKEN]
+    assert here.begun.read_text() == "before\n"
+
+
+def test_workers_that_open_the_share_at_once_get_one_token(
+    the_share: Callable[..., Share], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = the_share()
+    tokens = itertools.count()
+    shell = share.shell
+
+    def one_each(host: Any, command: str, stdin: str | None = None) -> tuple[bool, str]:
+        return shell(host, command, f"token-{next(tokens)}" if stdin == share.TOKEN else stdin)
+
+    monkeypatch.setattr(share, "shell", one_each)
+    with ThreadPoolExecutor(3) as pool:
+        done = [task.result() for task in [pool.submit(here.open) for _ in range(3)]]
+    assert all(ok for ok, _ in done)
+    assert next(tokens) == 3
+    assert [worker.fed for _, worker in done] == 3 * [[here.token.read_text()]]
+    assert len(here.begun.read_text().splitlines()) == 1
+
+
+def test_a_share_that_does_not_start_hands_out_nothing(the_share: Callable[..., Share]) -> None:
+    here = the_share(end="echo Failed to start transient service unit >&2; exit 1")
+    ok, worker = here.open()
+    assert not ok and worker.heard == []
+    assert worker.shown == ["spark-1: the share did not start; found: Failed to start transient service unit"]
+
+
+@pytest.mark.parametrize(
+    "absent", [[], ["run"], ["fabric.env"], ["manifest.json"], ["image"], ["run", "image"]]
+)
+def test_what_a_rank_lacks(
+    tools: Callable[..., str], sites: Callable[..., list[Site]], tmp_path: Path, absent: list[str]
+) -> None:
+    site = sites(1, config_dir=str(tmp_path), state_dir=str(tmp_path / "state"))[0]
+    run = tmp_path / "releases" / site.release_id / "run"
+    places = {
+        "run": run,
+        "fabric.env": tmp_path / "fabric.env",
+        "manifest.json": Path(site.checkpoint_dir) / "manifest.json",
+    }
+    for name, path in places.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name not in absent:
+            path.touch(0o755)
+    rank = Local("spark-1")
+    images = "none" if "image" in absent else site.image_tag
+    rank.path = tools(docker=f'[ "$*" = "image inspect {images}" ] && echo [] || {{ echo no >&2; exit 1; }}')
+    says = {
+        "run": str(run),
+        "fabric.env": f"{tmp_path}/fabric.env",
+        "manifest.json": f"checkpoint {site.checkpoint_id}",
+        "image": f"image {site.image_tag}",
+    }
+    assert serve._missing(rank, site) == ", ".join(says[name] for name in absent)
+    run.parent.mkdir(exist_ok=True)
+    run.touch()
+    run.chmod(0o644)
+    assert serve._missing(rank, site).startswith(str(run))  # it must be one that systemd can execute
+
+
+@pytest.mark.parametrize(("body", "answer"), [("exit 0", True), ("echo found no answer >&2; exit 1", False)])
+def test_an_endpoint_that_completes(
+    tools: Callable[..., str], tmp_path: Path, body: str, answer: bool
+) -> None:
+    tools(python=f'echo "$*" > {tmp_path}/words; {body}')
+    asked = {"url": "http://10.0.0.1:8000", "model": "org/a model", "seconds": 10}
+    assert ask(Completes, python=f"{tmp_path}/bin/python", **asked) is answer
+    assert (tmp_path / "words").read_text() == (
+        "-m onhost ready --url http://10.0.0.1:8000 --model org/a model --timeout 10\n"
+    )
+
+
+def test_a_host_without_our_python_completes_nothing(tmp_path: Path) -> None:
+    assert ask(Completes, python=f"{tmp_path}/no", url="http://x", model="m", seconds=1) is False

@@ -15,6 +15,8 @@ from tasks.facts import FileStates, ImageId, Json, UnitState
 from tasks.site import Site
 
 Sites = Callable[..., list[Site]]
+# What the head prints when it is asked to open the share: the token of one that an earlier run opened.
+OPEN = {"open share": "token-of-the-running-share"}
 ENDED_WELL = {"look at job": 'inactive\n{"ok": true, "seconds": 1, "value": {}}'}
 
 
@@ -98,7 +100,7 @@ def one_base() -> str:
 def test_image_is_fetched_from_the_head(sites: Sites) -> None:
     head, worker = sites(2)
     head.host.facts, worker.host.facts = {ImageId: "sha256:0a"}, {ImageId: None}
-    worker.host.answers = dict(ENDED_WELL)
+    head.host.answers, worker.host.answers = dict(OPEN), dict(ENDED_WELL)
     commands = commands_of(image.received, worker.host, worker)
     job = f"sparkstack-fetch-image-{head.image_id}"
     assert plan_of(commands) == {
@@ -113,7 +115,7 @@ def test_image_is_fetched_from_the_head(sites: Sites) -> None:
     assert follow(commands, worker.host)
     assert joined(worker.host, job)
     assert worker.host.kinds() == ["write", "put token", "begin job", "look at job", "drop token"]
-    assert head.host.kinds() == ["put token", "open share"]
+    assert head.host.kinds() == ["open share"]
     assert "-m onhost share --bind 192.168.100.10 --port 18090 " in head.host.heard[-1]
 
 
@@ -163,7 +165,7 @@ def test_checkpoint_is_fetched_from_the_head(sites: Sites) -> None:
     head, worker = sites(2)
     manifest = {"id": head.checkpoint_id, "bytes": 2}
     head.host.facts, worker.host.facts = {Json: manifest}, {Json: {**manifest, "bytes": 1}}
-    worker.host.answers = dict(ENDED_WELL)
+    head.host.answers, worker.host.answers = dict(OPEN), dict(ENDED_WELL)
     commands = commands_of(checkpoint.received, worker.host, worker)
     assert plan_of(commands) == {
         "job": f"sparkstack-fetch-checkpoint-{head.checkpoint_id}",
@@ -189,24 +191,37 @@ def test_checkpoint_of_the_head_stays(sites: Sites) -> None:
 def test_the_token_travels_on_standard_input(sites: Sites) -> None:
     head, worker = sites(2)
     head.host.facts, worker.host.facts = {ImageId: "sha256:0a"}, {ImageId: None}
-    worker.host.answers = dict(ENDED_WELL)
+    head.host.answers, worker.host.answers = dict(OPEN), dict(ENDED_WELL)
     commands = commands_of(image.received, worker.host, worker)
     assert follow(commands, worker.host)
     everything = [*head.host.heard, *worker.host.heard, *shell_lines(commands), *written(commands).values()]
-    assert not [line for line in everything if share.TOKEN in line]
+    everything += [*head.host.shown, *worker.host.shown]
+    tokens = (share.TOKEN, OPEN["open share"])
+    assert not [line for line in everything if any(token in line for token in tokens)]
     assert head.host.fed == [share.TOKEN]
-    assert share.TOKEN in worker.host.fed
 
 
-@pytest.mark.parametrize("at", [0, 1])
-def test_a_token_that_cannot_be_written(sites: Sites, at: int) -> None:
-    ranks = head, worker = sites(2)
+def test_the_worker_gets_the_token_that_the_head_has(sites: Sites) -> None:
+    """Not this run's, where the share is an earlier run's."""
+    head, worker = sites(2)
     head.host.facts, worker.host.facts = {ImageId: "sha256:0a"}, {ImageId: None}
-    ranks[at].host.answers = {"put token": (False, "Read-only file system")}
+    head.host.answers, worker.host.answers = dict(OPEN), dict(ENDED_WELL)
+    assert follow(commands_of(image.received, worker.host, worker), worker.host)
+    assert worker.host.fed[-1] == OPEN["open share"]
+    assert share.TOKEN not in worker.host.fed
+
+
+def test_a_token_that_cannot_be_written(sites: Sites) -> None:
+    head, worker = sites(2)
+    head.host.facts, worker.host.facts = {ImageId: "sha256:0a"}, {ImageId: None}
+    head.host.answers = dict(OPEN)
+    worker.host.answers = {"put token": (False, "Read-only file system")}
     assert not follow(commands_of(image.received, worker.host, worker), worker.host)
-    (line,) = worker.host.shown
-    assert line.endswith(": the share's token could not be written to /etc/sparkstack/secrets/share.token")
-    assert "open share" not in head.host.kinds()
+    assert worker.host.shown == [
+        "spark-2: the share's token could not be written to /etc/sparkstack/secrets/share.token; "
+        "found: Read-only file system"
+    ]
+    assert "begin job" not in worker.host.kinds()
 
 
 def test_a_share_that_does_not_start_fails_the_worker(sites: Sites) -> None:
@@ -215,13 +230,14 @@ def test_a_share_that_does_not_start_fails_the_worker(sites: Sites) -> None:
     head.host.answers = {"open share": (False, "Address already in use")}
     commands = commands_of(image.received, worker.host, worker)
     assert not follow(commands, worker.host)
-    assert "begin job" not in worker.host.kinds()
+    assert worker.host.kinds() == ["write"]
     assert worker.host.shown == ["spark-1: the share did not start; found: Address already in use"]
 
 
 def test_a_job_of_the_worker_that_fails_says_why(sites: Sites) -> None:
     head, worker = sites(2)
     head.host.facts, worker.host.facts = {ImageId: "sha256:0a"}, {ImageId: None}
+    head.host.answers = dict(OPEN)
     said = "found 401 from the share; wanted 200; run again"
     worker.host.answers = {"look at job": "failed\n" + json.dumps({"ok": False, "error": said})}
     assert not follow(commands_of(image.received, worker.host, worker), worker.host)

@@ -9,26 +9,127 @@ import pytest
 from fake_host import commands_of, follow, kind_of
 
 from tasks import serve
-from tasks.facts import ServeState
+from tasks.facts import Completes, ServeState
 from tasks.site import Site
 
 Sites = Callable[..., list[Site]]
-STATE, RESTARTS, JOURNAL = "state of rank", "restarts of rank", "journal of rank"
+LACKS, STATE, RESTARTS, JOURNAL = "lacks", "state of rank", "restarts of rank", "journal of rank"
 
 
 def in_states(sites: list[Site], **changes: str) -> None:
     """Both ranks serve this release, but for `changes` on the last one."""
     good = {"release": sites[0].release_id, "unit": "active", "container": "0a", "fabric": "same"}
     for site in sites:
-        site.host.facts = {ServeState: good}
+        site.host.facts = {ServeState: dict(good)}
     sites[-1].host.facts = {ServeState: {**good, **changes}}
 
 
 def test_a_release_that_serves_is_left_alone(sites: Sites) -> None:
     ranks = sites(2)
     in_states(ranks)
+    asked: list[dict[str, Any]] = []
+
+    def completes(**question: Any) -> bool:
+        asked.append(question)
+        return True
+
+    ranks[0].host.facts[Completes] = completes
     assert commands_of(serve.activated, ranks[0].host, ranks[0]) == []
     assert ranks[0].host.noops == [f"release {ranks[0].release_id} serves on every rank"]
+    assert asked == [
+        {
+            "python": "/opt/sparkstack/env/bin/python",
+            "url": ranks[0].endpoint,
+            "model": "org/model",
+            "seconds": 10,
+        }
+    ]
+
+
+def test_units_that_are_active_without_a_completion_are_started_anew(sites: Sites) -> None:
+    """A head that waits for a dead worker: nothing but a completion shows it."""
+    ranks = head, worker = sites(2)
+    in_states(ranks)
+    head.host.facts[Completes] = False
+    head.host.answers, worker.host.answers = {STATE: "active"}, {}
+    assert follow(commands_of(serve.activated, head.host, head), head.host)
+    assert head.host.noops == []
+    assert head.host.kinds() == [LACKS, "stop rank", "switch rank", "start rank", STATE]
+    assert worker.host.kinds() == [LACKS, "stop rank", "switch rank", "start rank"]
+
+
+@pytest.mark.parametrize("of_the_worker", ["active", "activating"])
+def test_a_start_that_is_under_way_is_joined(sites: Sites, of_the_worker: str) -> None:
+    ranks = head, worker = sites(2)
+    in_states(ranks, unit=of_the_worker)
+    head.host.facts[ServeState]["unit"] = "activating"
+    head.host.answers = {STATE: ["activating", "active"], RESTARTS: "0"}
+    worker.host.answers = {RESTARTS: "0"}
+    assert follow(commands_of(serve.activated, head.host, head), head.host)
+    assert head.host.kinds() == [RESTARTS, STATE, RESTARTS, STATE]
+    assert worker.host.kinds() == [RESTARTS]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_start_that_has_failed_already_is_begun_anew(sites: Sites, at: int) -> None:
+    ranks = head, worker = sites(2)
+    in_states(ranks)
+    head.host.facts[ServeState]["unit"] = "activating"
+    head.host.answers, worker.host.answers = {STATE: "active", RESTARTS: "0"}, {RESTARTS: "0"}
+    ranks[at].host.answers[RESTARTS] = "1"
+    assert follow(commands_of(serve.activated, head.host, head), head.host)
+    for rank in ranks:
+        assert "stop rank" in rank.host.kinds() and "start rank" in rank.host.kinds()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"release": "older"},
+        {"fabric": ""},
+        {"unit": "failed"},
+        {"unit": "inactive"},
+        {"unit": "deactivating"},
+    ],
+)
+def test_a_start_of_something_else_is_not_joined(sites: Sites, change: dict[str, str]) -> None:
+    ranks = head, worker = sites(2)
+    in_states(ranks, **change)
+    head.host.facts[ServeState]["unit"] = "activating"
+    head.host.answers = {STATE: "active"}
+    assert follow(commands_of(serve.activated, head.host, head), head.host)
+    assert head.host.kinds()[:2] == worker.host.kinds()[:2] == [LACKS, "stop rank"]
+
+
+def test_a_head_that_serves_while_a_worker_starts_is_not_joined(sites: Sites) -> None:
+    """The head has nothing to follow: it would be called ready at once."""
+    ranks = head, _ = sites(2)
+    in_states(ranks, unit="activating")
+    head.host.answers = {STATE: "active"}
+    assert follow(commands_of(serve.activated, head.host, head), head.host)
+    assert head.host.kinds()[:2] == [LACKS, "stop rank"]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ("/etc/sparkstack/fabric.env", "/etc/sparkstack/fabric.env"),
+        ("image a:b\ncheckpoint 0a1b", "image a:b, checkpoint 0a1b"),
+        ((False, "sudo: a password is required"), "answer"),
+        (EOFError(), "answer"),
+    ],
+)
+def test_nothing_stops_where_a_rank_lacks_something(sites: Sites, at: int, answer: Any, found: str) -> None:
+    ranks = head, _ = sites(2)
+    in_states(ranks, release="older")
+    ranks[at].host.answers = {LACKS: answer}
+    assert not follow(commands_of(serve.activated, head.host, head), head.host)
+    assert head.host.shown == [
+        f"spark-{at + 1}: serve: found no {found}; wanted all of release {head.release_id} "
+        "before the present one stops; run all stages on all hosts"
+    ]
+    assert {kind for rank in ranks for kind in rank.host.kinds()} == {LACKS}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +156,8 @@ def test_stop_all_switch_all_start_workers_first(sites: Sites, monkeypatch: Any)
     worker.host.answers = {RESTARTS: "0"}
     assert follow(commands_of(serve.activated, head.host, head), head.host)
     assert order == [
+        ("spark-1", LACKS),
+        ("spark-2", LACKS),
         ("spark-1", "stop rank"),
         ("spark-2", "stop rank"),
         ("spark-1", "switch rank"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from fake_host import FakeHost
@@ -13,11 +14,20 @@ from pyinfra.context import ctx_host, ctx_inventory
 
 from tasks import site
 
+with patch("gevent.monkey.patch_all"):  # as in test_fixtures.py
+    from pyinfra_cli.util import parse_cli_arg
+
 RECIPE = str(Path(__file__).resolve().parent / "recipe.yaml")
 
 
-def load(count: int, at: int = 0, **data: Any) -> site.Site:
+def load(
+    count: int, at: int = 0, gone: tuple[str, ...] = (), limit: tuple[str, ...] = (), **data: Any
+) -> site.Site:
+    """What the host at place `at` loads; `gone` do not answer, `limit` are those of --limit."""
     hosts = [FakeHost(f"spark-{n}", **{"recipe": RECIPE, **data}) for n in range(1, count + 1)]
+    for host in hosts:
+        host.connected = host.name not in gone and (not limit or host.name in limit)
+        host.state.is_host_in_limit = lambda host: not limit or host.name in limit
     with ctx_inventory.use(hosts), ctx_host.use(hosts[at]):  # type: ignore[arg-type]
         return site.load()
 
@@ -25,7 +35,8 @@ def load(count: int, at: int = 0, **data: Any) -> site.Site:
 def mistake(count: int, **data: Any) -> str:
     with pytest.raises(site.SiteError) as caught:
         load(count, **data)
-    assert isinstance(caught.value, PyinfraError)  # pyinfra shows it without a traceback
+    assert isinstance(caught.value, PyinfraError)  # pyinfra shows it as one line
+    assert caught.value.__traceback__ is None  # and finds no place in our source to put before it
     return str(caught.value)
 
 
@@ -74,6 +85,53 @@ def test_unknown_stage_lists_the_known_ones() -> None:
     line = str(caught.value)
     assert line.startswith("stage: found 'sevre'; wanted one of: preflight, host, docker, ")
     assert line.endswith("did you mean 'serve'?")
+
+
+@pytest.mark.parametrize("typed", ["5", "true", "false", "2.5", "[1]", ""])
+def test_a_stage_that_pyinfra_reads_as_another_type_is_an_unknown_one(typed: str) -> None:
+    with pytest.raises(site.SiteError) as caught:
+        site.stages(parse_cli_arg(typed))
+    line = str(caught.value)
+    assert line.lower().startswith(f"stage: found '{typed}'; wanted one of: preflight, host, docker, ")
+    assert line.endswith("; name one of these")
+
+
+@pytest.mark.parametrize(
+    ("gone", "names"), [(("spark-2",), "spark-2"), (("spark-1", "spark-3"), "spark-1, spark-3")]
+)
+def test_a_host_without_connection_stops_the_run(gone: tuple[str, ...], names: str) -> None:
+    line = mistake(3, gone=gone, fabric={"kind": "switch"}, recipe="lab-tyni")
+    assert line == (
+        f"{names}: found no connection; wanted all hosts of the inventory; check power, cable and ssh, "
+        "or name the others with --limit"
+    )
+
+
+def test_a_host_that_is_left_out_needs_no_connection() -> None:
+    here = load(2, limit=("spark-1",))
+    assert (here.fabric.kind, [host.name for host in here.hosts]) == ("pair", ["spark-1", "spark-2"])
+
+
+def test_a_host_that_is_asked_for_needs_one() -> None:
+    assert mistake(3, limit=("spark-1", "spark-2"), gone=("spark-2",)).startswith(
+        "spark-2: found no connection;"
+    )
+
+
+def test_a_failed_host_ends_the_run_unasked() -> None:
+    """pyinfra asks "continue?" where this says False."""
+    here = load(2)
+    assert here.host.state.should_raise_failed_hosts(here.host.state) is True
+
+
+def test_a_secret_among_the_options_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(Path(RECIPE).read_text().replace("{max_model_len: 1024}", "{api_key: s3cr3t}"))
+    line = mistake(1, recipe=str(path))
+    assert line == (
+        "recipe test-recipe: found api_key among the options; wanted no secrets in a recipe; "
+        "remove it; arguments can be read by every user of a host"
+    )
 
 
 def test_stages_come_in_the_order_of_a_run() -> None:

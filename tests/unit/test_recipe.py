@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from sparkstack.errors import SparkstackError
-from sparkstack.recipe import Recipe, detect_format, find_recipe, load_recipe
+from sparkstack.recipe import Recipe, detect_format, find_recipe, load_recipe, secrets_in
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 GOOD = f"""\
@@ -259,6 +259,23 @@ def test_nodes(tmp_path: Path) -> None:
     assert str(problem) == "recipe tiny: found 1 hosts; wanted 2 to 3; change the inventory or the recipe"
     assert recipe.check_nodes(4)
     assert load(tmp_path, GOOD).check_nodes(50) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ("max_model_len: 1024", []),
+        ("api_key: s3cr3t", ["api_key"]),
+        ("{hf_token: s3cr3t, max_model_len: 1024, api_key: [s3cr3t, more]}", ["api_key", "hf_token"]),
+        ("api_key: null", []),  # gives no argument
+    ],
+)
+def test_secrets_among_the_options_are_named(tmp_path: Path, options: str, names: list[str]) -> None:
+    recipe = load(tmp_path, GOOD.replace("\n    max_model_len: 1024", f"\n    {options}"))
+    assert [str(problem) for problem in secrets_in(recipe)] == [
+        f"recipe tiny: found {name} among the options; wanted no secrets in a recipe; remove it; arguments can be read by every user of a host"
+        for name in names
+    ]
 
 
 def test_recipes_are_found_by_name(tmp_path: Path) -> None:

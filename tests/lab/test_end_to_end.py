@@ -128,10 +128,9 @@ def test_twins_are_addressed_and_carry_jumbo_frames(sparks: list[Spark]) -> None
     addresses: dict[str, list[str]] = {}
     for spark in sparks:
         assert spark.run("stat -c %a /etc/netplan/40-sparkstack.yaml") == "600"
-        for link in json.loads(spark.run("ip -j -4 addr show")):
-            if link["ifname"] in TWINS:
-                assert link["mtu"] == 9000
-                addresses.setdefault(spark.name, []).append(link["addr_info"][0]["local"])
+        links = {link["ifname"]: link for link in json.loads(spark.run("ip -j -4 addr show"))}
+        assert [links[twin]["mtu"] for twin in TWINS] == [9000, 9000]
+        addresses[spark.name] = [links[twin]["addr_info"][0]["local"] for twin in TWINS]
         environment = spark.run("cat /etc/sparkstack/fabric.env")
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             assert f"{name}={TWINS[0]}\n" in environment + "\n"

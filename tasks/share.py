@@ -56,7 +56,8 @@ def _open(state: Any, host: Any, site: Site) -> bool:
         f"umask 077; new=$(cat); mkdir -p $(dirname {path});"
         f" systemctl is-active --quiet {UNIT} && test -s {path} ||"
         f' {{ printf %s "$new" > {path}.new && mv -f {path}.new {path} &&'
-        f" {{ systemctl is-active --quiet {UNIT} || systemd-run --quiet --collect --unit={UNIT} --property=RuntimeMaxSec=12h {command}; }}; }} &&"
+        f" {{ systemctl is-active --quiet {UNIT} ||"
+        f" systemd-run --quiet --collect --unit={UNIT} --property=RuntimeMaxSec=12h {command}; }}; }} &&"
         f" cat {path}"
     )
     ok, token = shell(site.head, f"flock /run/{UNIT}.lock sh -c {shlex.quote(start)}", stdin=TOKEN)

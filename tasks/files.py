@@ -12,6 +12,8 @@ from pathlib import Path
 import jinja2
 from pyinfra.api import FunctionCommand, StringCommand
 
+from tasks import undo
+
 # What an operation yields.
 Commands = Generator[StringCommand | FunctionCommand, None, None]
 
@@ -38,14 +40,18 @@ class ManagedFile:
         return {"sha256": digest, "mode": self.mode, "owner": self.owner}
 
     def write(self) -> StringCommand:
-        """The command that puts the file in place atomically; its content travels on standard input."""
+        """The command that puts the file in place atomically; its content travels on standard input.
+
+        What was there before our first write is kept for `remove.py`.
+        """
         path, new = shlex.quote(self.path), shlex.quote(self.path + ".sparkstack-new")
         folder = shlex.quote(str(Path(self.path).parent))
+        before = "" if undo.own(self.path) else f"{undo.keep(self.path)} || exit 1; "
         # What holds secrets is root's alone, the folder too.
         mask = "077" if self.mode == "600" else "022"
         return StringCommand(
-            f"umask 077; ( umask {mask}; mkdir -p {folder} ) && base64 -d > {new} && chmod {self.mode} {new}"
-            f" && chown {self.owner} {new} && sync {new} && mv -fT {new} {path}",
+            f"{before}umask 077; ( umask {mask}; mkdir -p {folder} ) && base64 -d > {new}"
+            f" && chmod {self.mode} {new} && chown {self.owner} {new} && sync {new} && mv -fT {new} {path}",
             _stdin=base64.encodebytes(self.content).decode() or "\n",
         )
 

@@ -32,13 +32,19 @@ UNLESS_ACTIVE = (
     r"do sleep 0\.2; done; systemctl reset-failed \1 2>/dev/null; systemctl is-active --quiet \1 \|\| "
 )
 BEGIN = r"systemd-run --quiet --collect --unit=\1 "
+# undo.py, before a change
+KEEP = r"\( u=\S+/undo; umask 022; .* && mv -fT \"\$n\" \"\$u/\$k\$p\" \)"
 NETPLAN, BEFORE = r"/etc/netplan/\S+\.yaml", r"/run/sparkstack-netplan-before"
 
 # Every command that tasks/ give to a host: what it looks like as a whole, and what the host says by itself;
 # None: a test has to say it.
 COMMANDS: dict[str, tuple[str, str | None]] = {
     # files.py, remote.py
-    "write": (r"umask 077; \( umask 0[27]{2}; mkdir -p \S+ \) && base64 -d > .* && mv -fT \S+ \S+", ""),
+    "write": (
+        rf"({KEEP} \|\| exit 1; )?umask 077; \( umask 0[27]{{2}}; mkdir -p \S+ \) && base64 -d > .*"
+        r" && mv -fT \S+ \S+",
+        "",
+    ),
     "begin job": (rf"{UNLESS_ACTIVE}\{{ rm -f \S+/\1/result\.json; {BEGIN}.* -m onhost job \S+; \}}", ""),
     "look at job": (rf"tail -n 1 (\S+)/progress\.jsonl .* --value {JOB}; cat \1/result\.json .*; true", None),
     "journal of job": (rf"journalctl -u {JOB} -n 3 -o cat --no-pager 2>/dev/null", None),
@@ -56,7 +62,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     ),
     "drop token": (r"rm -f \S+/share\.token", ""),
     # fabric.py
-    "keep netplan": (rf"! test -e ({NETPLAN}) \|\| cp -p \1 {BEFORE}", ""),
+    "keep netplan": (rf"rm -f {BEFORE}; ! test -e ({NETPLAN}) \|\| cp -p \1 {BEFORE}", ""),
     "try netplan": (r"netplan generate", ""),
     "take netplan back": (rf"rm -f ({NETPLAN}); ! test -e {BEFORE} \|\| mv {BEFORE} \1", ""),
     "apply netplan": (rf"netplan apply; rm -f {BEFORE}", ""),
@@ -71,7 +77,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "start rank": (rf"systemctl start --no-block {SERVE}", ""),
     "state of rank": (rf"systemctl show -p ActiveState --value {SERVE}; docker logs .*; true", None),
     "restarts of rank": (rf"systemctl show -p NRestarts --value {SERVE}", None),
-    "journal of rank": (rf"journalctl -u {SERVE} -n 40 .*; true", None),
+    "journal of rank": (rf"journalctl -u {SERVE} -n 60 .*; true", None),
 }
 # More than a wait of ten minutes takes, few enough for a loop without end to end at once.
 MOST_COMMANDS = 2000

@@ -53,7 +53,7 @@ def test_addresses_that_went_come_back_without_a_new_file(sites: Sites) -> None:
     assert written(commands) == {}
     head.host.answers = {"addresses": UP}
     assert follow(commands, head.host)
-    assert head.host.kinds() == ["try netplan", "apply netplan", "addresses"]
+    assert head.host.kinds() == ["keep netplan", "try netplan", "apply netplan", "addresses"]
 
 
 def test_nothing_to_do(sites: Sites) -> None:

@@ -15,6 +15,7 @@ from pyinfra.api import StringCommand, operation
 
 from sparkstack import daemon_json
 from sparkstack.errors import SparkstackError
+from tasks import undo
 from tasks.facts import FileStates, Text
 from tasks.files import Commands, ManagedFile
 from tasks.remote import fail
@@ -53,6 +54,7 @@ def merged_daemon_json(path: str, settings: dict[str, Any]) -> Commands:
     quoted, backup = shlex.quote(path), shlex.quote(path + ".before-sparkstack")
     if current is not None:
         yield StringCommand(f"test -e {backup} || cp -p {quoted} {backup}")
+    yield StringCommand(undo.sets(path, settings))
     yield ManagedFile.text(path, wanted).write()
 
 

@@ -4,7 +4,7 @@
     files/<path>         a file or symlink as it was before our first change, with mode, owner and times
     absent/<path>        there was nothing; its line is the nearest folder that existed
     did/<kind>/<name>    something else that we did; its line is the state before
-    settings/<path>      the settings of ours in a file that we share with others, as JSON
+    settings/<path>      what we set in a file shared with others: a JSON object a run, the last counts
 A note is made before the change that it is about, atomically, and once: the first one is the true one. Notes
 go only when everything has been taken back.
 
@@ -14,7 +14,9 @@ For a task: `ManagedFile.write` keeps by itself; before a command that changes a
 
 from __future__ import annotations
 
+import json
 import shlex
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -87,6 +89,15 @@ def did(kind: str, name: str, before: str = "", ask: str = "") -> str:
     return (
         f'( {_begin()}; f="$u"/{shlex.quote(file)}; [ ! -e "$f" ] || exit 0; mkdir -p "$u"/did/{kind} && '
         f'printf "%s\\n" {value} > "$n" && sync "$n" && mv -fT "$n" "$f" )'
+    )
+
+
+def sets(path: str, settings: Mapping[str, Any]) -> str:
+    """Shell words that note which settings in a shared file are ours; for `daemon_json.unmerge`."""
+    line = shlex.quote(json.dumps(settings, sort_keys=True))
+    return (
+        f'( {_begin()}; f="$u"/{shlex.quote("settings" + path)}; mkdir -p "$(dirname "$f")" && '
+        f'{{ [ "$(tail -n 1 "$f" 2>/dev/null)" = {line} ] || printf "%s\\n" {line} >> "$f"; }} && sync "$f" )'
     )
 
 

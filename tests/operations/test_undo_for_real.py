@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -124,3 +125,11 @@ def test_all_packages_that_would_come_are_noted(tmp_path: Path) -> None:
     tool.chmod(0o755)
     sh(undo.installing(["earlyoom"]), PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert notes()["did"] == {"package": {"libx:arm64": "", "earlyoom": ""}}
+
+
+def test_settings_are_noted_in_order_and_not_twice_in_a_row() -> None:
+    path = "/etc/docker/daemon.json"
+    for settings in ({"mtu": 1}, {"mtu": 1}, {"mtu": 2, "a": "it's"}, {"mtu": 1}):
+        sh(undo.sets(path, settings))
+    lines = Path(undo.ROOT + "/settings" + path).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"mtu": 1}, {"a": "it's", "mtu": 2}, {"mtu": 1}]

@@ -4,7 +4,7 @@
     files/<path>         a file or symlink as it was before our first change, with mode, owner and times
     absent/<path>        there was nothing; its line is the nearest folder that existed
     did/<kind>/<name>    something else that we did; its line is the state before
-    settings/<path>      what we set in a file shared with others: a JSON object a run, the last counts
+    settings/<path>      what we set in a file shared with others: one JSON object for each change of them
 A note is made before the change that it is about, atomically, and once: the first one is the true one. Notes
 go only when everything has been taken back.
 

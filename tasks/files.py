@@ -18,6 +18,14 @@ from tasks import undo
 Commands = Generator[StringCommand | FunctionCommand, None, None]
 
 
+class WriteFile(StringCommand):
+    """The command that writes `file`: from it the doctor knows which file differs."""
+
+    def __init__(self, file: ManagedFile, command: str, _stdin: str) -> None:
+        super().__init__(command, _stdin=_stdin)
+        self.file = file
+
+
 @dataclass(frozen=True)
 class ManagedFile:
     """A file that is ours as a whole. `mode` is octal text ("644"), `owner` is "user:group"."""
@@ -39,7 +47,7 @@ class ManagedFile:
         digest = hashlib.sha256(self.content).hexdigest()
         return {"sha256": digest, "mode": self.mode, "owner": self.owner}
 
-    def write(self) -> StringCommand:
+    def write(self) -> WriteFile:
         """The command that puts the file in place atomically; its content travels on standard input.
 
         What was there before our first write is kept for `remove.py`.
@@ -49,7 +57,8 @@ class ManagedFile:
         before = "" if undo.own(self.path) else f"{undo.keep(self.path)} || exit 1; "
         # What holds secrets is root's alone, the folder too.
         mask = "077" if self.mode == "600" else "022"
-        return StringCommand(
+        return WriteFile(
+            self,
             f"{before}umask 077; ( umask {mask}; mkdir -p {folder} ) && base64 -d > {new}"
             f" && chmod {self.mode} {new} && chown {self.owner} {new} && sync {new} && mv -fT {new} {path}",
             _stdin=base64.encodebytes(self.content).decode() or "\n",

@@ -77,6 +77,11 @@ def keep(path: str) -> str:
     )
 
 
+def note(kind: str, name: str) -> str:
+    """The path of the note of a deed."""
+    return f"{ROOT}/did/{kind}/{quote(name, safe=':@+')}"
+
+
 def did(kind: str, name: str, before: str = "", ask: str = "") -> str:
     """Shell words that note what we are about to do; the first note of a kind and name stays.
 
@@ -84,11 +89,10 @@ def did(kind: str, name: str, before: str = "", ask: str = "") -> str:
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}")
-    file = f"did/{kind}/{quote(name, safe=':@+')}"
     value = f'"$({ask})"' if ask else shlex.quote(before)
     return (
-        f'( {_begin()}; f="$u"/{shlex.quote(file)}; [ ! -e "$f" ] || exit 0; mkdir -p "$u"/did/{kind} && '
-        f'printf "%s\\n" {value} > "$n" && sync "$n" && mv -fT "$n" "$f" )'
+        f'( {_begin()}; f={shlex.quote(note(kind, name))}; [ ! -e "$f" ] || exit 0; '
+        f'mkdir -p "$u"/did/{kind} && printf "%s\\n" {value} > "$n" && sync "$n" && mv -fT "$n" "$f" )'
     )
 
 
@@ -102,11 +106,11 @@ def sets(path: str, settings: Mapping[str, Any]) -> str:
 
 
 def installing(packages: list[str]) -> str:
-    """Shell words that note every package that `apt-get install PACKAGES` would add, dependencies too."""
+    """Shell words that note every package that installing these without recommendations would add."""
     names = " ".join(shlex.quote(package) for package in packages)
     # "Inst NAME (VERSION …" is new; "Inst NAME [VERSION] (…" is an upgrade, which is not taken back.
     return (
-        f'( {_begin()}; mkdir -p "$u"/did/package && apt-get -s -q install {names} | '
+        f'( {_begin()}; mkdir -p "$u"/did/package && apt-get -s -q install --no-install-recommends {names} | '
         "sed -n 's/^Inst \\([^ ]*\\) (.*/\\1/p' | "
         'while read -r name; do f="$u/did/package/$name"; [ -e "$f" ] || echo > "$f"; done )'
     )

@@ -340,7 +340,8 @@ def take_back(kind: str, name: str, before: str) -> str:
     if kind == "member":
         user, _, group = name.partition(":")
         user, group = shlex.quote(user), shlex.quote(group)
-        return f"! id -nG {user} 2>/dev/null | grep -qwF {group} || gpasswd -d {user} {group} >/dev/null"
+        is_member = f"id -nG {user} 2>/dev/null | tr ' ' '\\n' | grep -qxF {group}"
+        return f"! {is_member} || gpasswd -d {user} {group} >/dev/null"
     if kind == "group":
         return f'[ -n "$(getent group {n} | cut -d: -f4)" ] || ! getent group {n} >/dev/null || groupdel {n}'
     if kind == "hold":

@@ -46,12 +46,15 @@ class Line:
 
     @classmethod
     def of_failure(cls, host: str, stage: str, check: str, text: str) -> Line:
-        """From the one line in which an operation fails a host ("…: found A; wanted B; remedy")."""
-        text = " ".join(text.split())
-        parts = re.fullmatch(r".*?found (?P<found>.+?); wanted (?P<wanted>.+?)(?:; (?P<remedy>.+))?", text)
+        """From the one line in which an operation fails a host ("where: found A; wanted B; remedy"). Where it
+        names what it is about (a file with its line), that is the check's name."""
+        text = " ".join(text.split()).removeprefix(f"{host}: ").removeprefix(f"{stage}: ")
+        form = r"(?:(?P<where>.+?): )?found (?P<found>.+?); wanted (?P<wanted>.+?)(?:; (?P<remedy>.+))?"
+        parts = re.fullmatch(form, text)
         if parts is None:
             return cls(host, stage, check, "failed", text)
-        return cls(host, stage, check, "failed", parts["found"], parts["wanted"], parts["remedy"] or "")
+        said = parts["found"], parts["wanted"], parts["remedy"] or ""
+        return cls(host, stage, parts["where"] or check, "failed", *said)
 
     def __str__(self) -> str:
         parts = [f"found {self.found}", f"wanted {self.wanted}" if self.wanted else "", self.remedy]

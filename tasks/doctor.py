@@ -98,16 +98,17 @@ def _drifts(site: Site, stage: str) -> list[Line]:
         name = next(iter(state.op_meta[op_hash].names)).removeprefix(f"{stage} | ")
         # Where an operation hangs on another one's change, that one says it.
         if not operation.global_arguments.get("_if"):
-            lines += _guarded(stage, name, lambda o=operation, n=name: _evaluated(stage, n, o))  # type: ignore[misc]
+            lines += _guarded(stage, name, lambda o=operation, n=name: _evaluated(site, stage, n, o))  # type: ignore[misc]
     _drop(state, me)
     return lines
 
 
-def _evaluated(stage: str, name: str, operation: Any) -> list[Line]:
+def _evaluated(site: Site, stage: str, name: str, operation: Any) -> list[Line]:
     with drift.listen(host.name) as told:
         commands = list(operation.command_generator())
     remedy = f"run deploy.py --data only={stage}"
-    told = told or _files(commands)
+    things = {one.thing for one in told}
+    told += [one for one in _files(site, commands) if one.thing not in things]
     lines = [Line(one.host, stage, one.thing, "drift", one.found, one.wanted, remedy) for one in told]
     for command in commands:
         for said in getattr(getattr(command, "function", None), "lines", ()):
@@ -119,9 +120,11 @@ def _evaluated(stage: str, name: str, operation: Any) -> list[Line]:
     return [Line(host.name, stage, name, "ok", "as declared")]
 
 
-def _files(commands: list[Any]) -> list[drift.Difference]:
-    """Of an operation that said nothing: the files that it would write, and how each differs."""
+def _files(site: Site, commands: list[Any]) -> list[drift.Difference]:
+    """The files that an operation would write, and how each differs; not those that only carry its work."""
+    work = f"{site.data.state_dir}/"
     files = [command.file for command in commands if isinstance(command, WriteFile)]
+    files = [file for file in files if not file.path.startswith(work)]
     states = host.get_fact(FileStates, paths=[file.path for file in files]) if files else {}
     return [
         drift.Difference(host.name, file.path, *differences.of_file(states.get(file.path), file.wanted()))

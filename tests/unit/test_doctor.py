@@ -83,7 +83,7 @@ def test_a_check_of_preflight_as_a_line() -> None:
 def test_an_operations_failure_as_a_line() -> None:
     text = "spark-1: user: found no user x; wanted the one that works; create it; or correct `user`"
     line = Line.of_failure("spark-1", "host", "user", text)
-    assert (line.found, line.wanted) == ("no user x", "the one that works")
+    assert (line.check, line.found, line.wanted) == ("user", "no user x", "the one that works")
     assert line.remedy == "create it; or correct `user`"
     plain = Line.of_failure("spark-1", "host", "user", "no\nanswer")
     assert (plain.status, plain.found, plain.wanted) == ("failed", "no answer", "")

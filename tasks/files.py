@@ -50,19 +50,30 @@ class ManagedFile:
     def write(self) -> WriteFile:
         """The command that puts the file in place atomically; its content travels on standard input.
 
-        What was there before our first write is kept for `remove.py`.
+        What was there before our first write is kept for `remove.py`. Where it cannot be written (disk full,
+        read-only, no such place) the old file stays, nothing is left beside it, and one line says why.
         """
         path, new = shlex.quote(self.path), shlex.quote(self.path + ".sparkstack-new")
         folder = shlex.quote(str(Path(self.path).parent))
         before = "" if undo.own(self.path) else f"{undo.keep(self.path)} || exit 1; "
         # What holds secrets is root's alone, the folder too.
         mask = "077" if self.mode == "600" else "022"
+        put = (
+            f"( umask {mask}; mkdir -p {folder} ) && base64 -d > {new} && chmod {self.mode} {new}"
+            f" && chown {self.owner} {new} && sync {new} && mv -fT {new} {path}"
+        )
         return WriteFile(
             self,
-            f"{before}umask 077; ( umask {mask}; mkdir -p {folder} ) && base64 -d > {new}"
-            f" && chmod {self.mode} {new} && chown {self.owner} {new} && sync {new} && mv -fT {new} {path}",
+            f"{before}umask 077; said=$( {{ {put}; }} 2>&1 )"
+            f" || {{ rm -f {new} 2>/dev/null; {_say(path)}; exit 1; }}",
             _stdin=base64.encodebytes(self.content).decode() or "\n",
         )
+
+
+def _say(path: str) -> str:
+    """Shell words that make one line for the user of what tools wrote into $said."""
+    line = "%s: found %s; wanted to write it; make room there, or mend its folder; the file is as it was"
+    return f"printf '{line}\\n' {path} \"$(printf %s \"$said\" | tr '\\n' ' ')\" >&2"
 
 
 TEMPLATES = jinja2.Environment(
@@ -72,6 +83,7 @@ TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+TEMPLATES.filters["quote"] = lambda value: shlex.quote(str(value))
 
 
 def render(template: str, **values: object) -> str:

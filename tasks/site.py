@@ -19,7 +19,7 @@ from sparkstack import launch, nccl, recipe, release, topology
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.fabric import FabricPlan, Interface
 from sparkstack.stages import select
-from tasks import wheels
+from tasks import declared, wheels
 from tasks.files import ManagedFile, render
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,8 +33,9 @@ LOCAL = "@local"
 class SiteError(PyinfraError):
     """A user's mistake in a declaration; pyinfra prints it as one line."""
 
-    # pyinfra would put our source file and line before the message, where the user's mistake is not.
-    __traceback__ = None
+    # pyinfra would put our source file and line before the message, where the user's mistake is not. gevent
+    # hands the exception on and sets the attribute, so it takes a value and forgets it.
+    __traceback__ = property(lambda self: None, lambda self, value: None)
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,7 @@ class Site:
             config_dir=self.data.config_dir,
             stop_seconds=STOP_SECONDS,
             start_seconds=self.recipe.serve.ready_timeout_s + 60,
+            drop_caches=self.data.drop_caches,
         )
         return ManagedFile.text(f"/etc/systemd/system/{UNIT}", text)
 
@@ -293,6 +295,8 @@ def _recipe(name: str) -> recipe.Recipe:
 def load() -> Site:
     """The site as the current host sees it. Errors: SiteError, a line for each wrong declaration."""
     hosts = list(inventory)
+    if mistakes := declared.problems(current_host):
+        raise SiteError("\n".join(map(str, mistakes)))
     data = current_host.data
     names = [host.name for host in hosts]
     try:
@@ -304,8 +308,8 @@ def load() -> Site:
         ]
         if problems:
             raise SparkstackError(problems)
-        declared = dict(data.fabric)
-        kind = declared.get("kind") or ("single" if len(hosts) == 1 else "pair" if len(hosts) == 2 else None)
+        cabled = dict(data.fabric)
+        kind = cabled.get("kind") or ("single" if len(hosts) == 1 else "pair" if len(hosts) == 2 else None)
         if kind is None:
             raise SparkstackError(
                 Problem(
@@ -315,7 +319,7 @@ def load() -> Site:
                     "set `fabric` in group_data",
                 )
             )
-        fabric = topology.plan(kind, names, base=declared.get("base"), port=declared.get("port", 0))
+        fabric = topology.plan(kind, names, base=cabled.get("base"), port=cabled.get("port", 0))
         _check_local(hosts, kind, data)
         rank = names.index(current_host.name)
         return Site(hosts[rank], rank, hosts, chosen, fabric)

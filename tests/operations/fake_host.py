@@ -41,7 +41,8 @@ NETPLAN, BEFORE = r"/etc/netplan/\S+\.yaml", r"/run/sparkstack-netplan-before"
 COMMANDS: dict[str, tuple[str, str | None]] = {
     # files.py, remote.py
     "write": (
-        rf"({KEEP} \|\| exit 1; )?umask 077; said=\$\( \{{ \( umask 0[27]{{2}}; mkdir -p \S+ \) && base64 -d > .*"
+        rf"({KEEP} \|\| exit 1; )?umask 077; said=\$\( \{{ \( umask 0[27]{{2}}; mkdir -p \S+ \) "
+        r"&& base64 -d > .*"
         r" && mv -fT \S+ \S+; \} 2>&1 \) \|\| \{ rm -f .* exit 1; \}",
         "",
     ),
@@ -62,7 +63,10 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     ),
     "drop token": (r"rm -f \S+/share\.token", ""),
     # host.py
-    "install packages": (r"apt-get update -qq .*; \( .* \); DEBIAN_FRONTEND=noninteractive apt-get install .*", ""),
+    "install packages": (
+        r"apt-get update -qq .*; \( .* \); DEBIAN_FRONTEND=noninteractive apt-get install .*",
+        "",
+    ),
     # docker.py
     "keep daemon.json": (r"test -e (\S+)\.before-sparkstack \|\| cp -p \1 \1\.before-sparkstack", ""),
     "note settings": (r"\( u=\S+/undo; .* f=\"\$u\"/settings\S+; .* \)", ""),
@@ -92,7 +96,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     # undo.py, remove.py
     "note deed": (r"\( u=\S+/undo; .*; f=\S+/undo/did/\S+; .* && mv -fT \"\$n\" \"\$f\" \)", ""),
     "end serving": (rf"systemctl stop {SERVE} && \{{ systemctl reset-failed {SERVE} .*; \}}", ""),
-    "end jobs": (rf"systemctl stop {JOB}\.service( {JOB}\.service)*", ""),
+    "end jobs": (rf"systemctl stop (?!{SERVE}){JOB}\.service( {JOB}\.service)*", ""),
     "remove containers": (r"docker rm -f \S+( \S+)*", ""),
     "remove image": (r"docker image rm \S+", ""),
     "put back": (r"mkdir -p \S+ && rm -f \S+ && cp -a \S+/undo/files/\S+ \S+ && mv -fT \S+ \S+", ""),

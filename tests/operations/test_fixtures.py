@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:No command set")  # of Survey
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 SETS = re.compile(r"^\( u=\S+; .* f=\"\$u\"/settings(\S+); .* >> \"\$f\"; \} && sync \"\$f\" \)$")
-WRITE = re.compile(r"chmod (\S+) .* && chown (\S+) .* && mv -fT \S+ (\S+)$")
+WRITE = re.compile(r"chmod (\S+) .* && chown (\S+) .* && mv -fT \S+ (\S+); ")
 
 create_host, parse_commands = harness.create_host, harness.parse_commands
 

@@ -29,10 +29,12 @@ from tasks.undo import Undo
 
 UNIT_PATH = f"/etc/systemd/system/{UNIT}"
 BACKUP = f"{daemon_json.PATH}.before-sparkstack"
+# Says that daemon.json went back and Docker has not read it yet; a boot, which restarts Docker, forgets it.
+DUE = "/run/sparkstack-remove-restart-due"
 DATA = ("checkpoints", "downloads")
 # What lies in a folder that a site gave us and that does not bear our name: there only these are ours.
 PARTS = {
-    "install_dir": ("conda", "conda.installer.sh", "env", "environment-*.yml", "vllm-source"),
+    "install_dir": ("conda", "conda.*", "env", "environment-*.yml", "vllm", "vllm.*"),
     "state_dir": ("build", "jobs", "plans", "results", "wheels", *DATA),
     "config_dir": ("current", "current.new", "fabric.env", "releases", "secrets"),
 }
@@ -244,6 +246,9 @@ def daemon_json_back() -> Commands:
         yield fail(*(f"{host.name}: remove: {line}" for line in error.lines))
         return
     changed = wanted != current
+    due = changed or host.get_fact(Text, path=DUE) is not None
+    if changed:
+        yield StringCommand(f"touch {DUE}")
     if changed or (wanted is not None and wanted == before and notes["files"].get(path) is False):
         if wanted is None:
             yield StringCommand(_drop(path))
@@ -257,10 +262,11 @@ def daemon_json_back() -> Commands:
             )
     if backup:
         yield StringCommand(f"rm -f {BACKUP}")
-    if changed:
+    if due:
         yield StringCommand(
             "case $(systemctl show -p ActiveState --value docker.service) in inactive) ;; "
-            "*) systemctl reset-failed docker.service 2>/dev/null; systemctl restart docker.service ;; esac"
+            "*) systemctl reset-failed docker.service 2>/dev/null; systemctl restart docker.service ;; esac "
+            f"&& rm -f {DUE}"
         )
     elif not backup:
         host.noop(f"nothing of ours is in {path}")

@@ -162,13 +162,13 @@ def test_daemon_json_is_put_back_and_docker_restarted(host: FakeHost) -> None:
     texts(host, daemon_json.merge(BEFORE, OURS), BEFORE)
     host.facts[Undo] = notes(files={daemon_json.PATH: False})
     assert follow(commands_of(remove.daemon_json_back, host), host)
-    assert host.kinds() == ["put back", "restart docker unless off"]
+    assert host.kinds() == ["note restart", "put back", "restart docker unless off"]
 
 
 def test_daemon_json_that_was_not_there_goes(host: FakeHost) -> None:
     texts(host, daemon_json.merge(None, OURS), None)
     assert follow(commands_of(remove.daemon_json_back, host), host)
-    assert host.kinds() == ["drop", "restart docker unless off"]
+    assert host.kinds() == ["note restart", "drop", "restart docker unless off"]
 
 
 def test_what_others_set_since_stays(host: FakeHost) -> None:
@@ -177,7 +177,7 @@ def test_what_others_set_since_stays(host: FakeHost) -> None:
     host.facts[Undo] = notes(files={daemon_json.PATH: False})
     commands = commands_of(remove.daemon_json_back, host)
     assert follow(commands, host)
-    assert host.kinds() == ["write others' settings", "restart docker unless off"]
+    assert host.kinds() == ["note restart", "write others' settings", "restart docker unless off"]
     assert json.loads(base64.b64decode(host.fed[0])) == {"mtu": 9000, "dns": ["10.0.0.1"]}
 
 
@@ -185,6 +185,12 @@ def test_daemon_json_with_nothing_of_ours_does_not_restart_docker(host: FakeHost
     texts(host, BEFORE, BEFORE)
     host.facts[Undo] = notes(files={daemon_json.PATH: True})
     assert commands_of(remove.daemon_json_back, host) == []
+
+
+def test_a_restart_that_was_cut_off_is_made_up_for(host: FakeHost) -> None:
+    host.facts[Text] = lambda path: "" if path == remove.DUE else None
+    assert follow(commands_of(remove.daemon_json_back, host), host)
+    assert host.kinds() == ["restart docker unless off"]
 
 
 def test_the_same_text_with_another_mode_is_put_back_without_a_restart(host: FakeHost) -> None:

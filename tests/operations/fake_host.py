@@ -70,11 +70,11 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     # docker.py
     "keep daemon.json": (r"test -e (\S+)\.before-sparkstack \|\| cp -p \1 \1\.before-sparkstack", ""),
     "note settings": (r"\( u=\S+/undo; .* f=\"\$u\"/settings\S+; .* \)", ""),
-    "mark restart": (r"rm -f \S+; ! test -e (\S+) \|\| cp -p \1 \S+; touch \S+-due", ""),
+    "mark restart": (r"rm -f \S+; ! test -e (\S+) \|\| cp -p \1 \S+; echo (file|absent) > \S+-due", ""),
     "try settings": (r"umask 077; cat > (\S+) && dockerd --validate --config-file \1; .*", ""),
-    "restart docker": (r"systemctl restart docker\.service && rm -f \S+ \S+", ""),
+    "restart docker": (r"systemctl reset-failed docker\.service; systemctl restart docker\.service && rm -f \S+ \S+", ""),
     "journal of docker": (r"journalctl -u docker\.service .*; true", ""),
-    "take settings back": (r"rm -f \S+-due; if test -e .*; systemctl restart docker\.service", ""),
+    "take settings back": (r"if test -e \S+; then cp -p .*; systemctl restart docker\.service", ""),
     # fabric.py
     "keep netplan": (rf"rm -f {BEFORE}; ! test -e ({NETPLAN}) \|\| cp -p \1 {BEFORE}", ""),
     "try netplan": (r"netplan generate", ""),
@@ -104,7 +104,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "write others' settings": (r"cp -p (\S+) (\S+) && base64 -d > \2 && sync \2 && mv -fT \2 \1", ""),
     "drop backup": (r"rm -f /etc/docker/daemon\.json\.before-sparkstack", ""),
     "note restart": (r"touch /run/sparkstack-remove-restart-due", ""),
-    "restart docker unless off": (r"case .* in inactive\) .* restart docker\.service ;; esac && rm -f \S+-due", ""),
+    "restart docker unless off": (r"case .* inactive\) .* restart docker.service ;; esac && rm -f \S+", ""),
     "take addresses off": (r"(ip address del .*; )?.* && netplan apply; s=\$\?; .*exit \$s", ""),
     "put mtu back": (r"ip link set dev \S+ mtu \d+ && rm -f \S+/did/mtu/\S+", ""),
     "end unit": (r"systemctl disable --now --quiet (\S+); systemctl reset-failed \1 2>/dev/null; true", ""),

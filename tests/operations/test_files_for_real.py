@@ -223,7 +223,7 @@ def test_netplan_that_refuses_gets_the_file_before_back(
     host.facts = {Addresses: {i.name: [] for i in plan.of("spark-1")}, Routes: [], FileStates: {}}
     monkeypatch.setattr(Local, "get_fact", FakeHost.get_fact)
     site = Site(host, 0, [host], load_recipe(HERE / "recipe.yaml"), plan)
-    keep, write, apply_it = commands_of(fabric.addressed, host, site)
+    *_, keep, write, apply_it = commands_of(fabric.addressed, host, site)
     sh(keep)
     assert f" {ours}" in write.get_raw_value()
     ours.write_text("ours\n")  # `write` gives the file to root

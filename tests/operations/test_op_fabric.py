@@ -42,7 +42,9 @@ def test_a_fresh_host_gets_addresses(sites: Sites) -> None:
     assert "- 192.168.100.10/24" in text and "- 192.168.101.10/24" in text
     head.host.answers = {"addresses": ["", UP.splitlines()[0], UP]}
     assert follow(commands, head.host)
-    assert head.host.kinds() == ["note deed", "keep netplan", "write", "try netplan", "apply netplan", "addresses"]
+    assert head.host.kinds() == [
+        *("note deed", "keep netplan", "write", "try netplan", "apply netplan", "addresses")
+    ]
     assert head.host.heard.count("ip -o -4 addr show") == 3
 
 

@@ -59,6 +59,7 @@ class Machine:
     """What a host said of itself. A container's kernel, clock and swap are those of its machine."""
 
     container: bool = False
+    gpu: bool = False
     swappiness: int | None = None
     swaps: tuple[str, ...] = ()
     swap_used_bytes: int = 0
@@ -203,7 +204,10 @@ def steps(changed: Collection[str], data: Any, machine: Machine) -> list[Step]:
         result.append(Step(restart, restarted="systemd-journald.service"))
     for topic, name in ONESHOTS.items():
         declared = data.gpu_clock_max_mhz is not None if topic == "gpu-clocks" else data.swap == "off"
-        if declared and (topic in changed or not machine.unit(name).runs):
+        state = machine.unit(name)
+        # Without a GPU the unit's condition does not hold, and systemd passes it over.
+        done = state.enabled == "enabled" if topic == "gpu-clocks" and not machine.gpu else state.runs
+        if declared and (topic in changed or not done):
             result.append(unit(name, f"systemctl enable --quiet {name} && systemctl restart {name}"))
         elif declared and topic == "swap-off" and machine.swaps and not machine.container:
             differs = ("swap", ", ".join(machine.swaps), "off")
@@ -237,6 +241,7 @@ def parse(lines: list[str]) -> Machine:
     swappiness = values.get("swappiness", "")
     return Machine(
         container=values.get("container", "") not in ("", "none"),
+        gpu=values.get("gpu") == "yes",
         swappiness=int(swappiness) if swappiness.isdigit() else None,
         swaps=tuple(words("swaps")),
         swap_used_bytes=int(values.get("swap_used") or 0),

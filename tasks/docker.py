@@ -23,7 +23,8 @@ from tasks.files import Commands, ManagedFile
 from tasks.remote import fail, report_failure, shell
 from tasks.site import Site
 
-# Says that the file was written and the daemon not restarted since; a boot, which restarts it, forgets both.
+# Says that the file was written and the daemon not restarted since, and whether there had been a "file" or it
+# had been "absent". A boot, which restarts the daemon, forgets it.
 DUE = "/run/sparkstack-docker-restart-due"
 BEFORE = "/run/sparkstack-docker-before"
 TRIAL = "/run/sparkstack-docker-trial.json"
@@ -136,7 +137,9 @@ def merged_daemon_json(site: Site, path: str) -> Commands:
         yield StringCommand(f"test -e {backup} || cp -p {quoted} {backup}")
     yield StringCommand(undo.sets(path, settings))
     # The mark comes first: a run that is killed after the rename still restarts the daemon next time.
-    yield StringCommand(f"rm -f {BEFORE}; ! test -e {quoted} || cp -p {quoted} {BEFORE}; touch {DUE}")
+    yield StringCommand(
+        f"rm -f {BEFORE}; ! test -e {quoted} || cp -p {quoted} {BEFORE}; echo {file.kind} > {DUE}"
+    )
     yield ManagedFile(path, wanted.encode(), file.mode, file.owner).write()
 
 
@@ -184,8 +187,9 @@ def _restart(state: Any, host: Any, site: Site, path: str, due: list[Any], servi
     file before back."""
     if serving and not serve.stop_ranks(host, site):
         return False
+    restart = "systemctl reset-failed docker.service; systemctl restart docker.service"
     for rank in due:
-        ok, said = shell(rank, f"systemctl restart docker.service && rm -f {DUE} {BEFORE}")
+        ok, said = shell(rank, f"{restart} && rm -f {DUE} {BEFORE}")
         if not ok:
             return _take_back(host, rank, path, said)
     return not serving or serve.start_ranks(host, site)
@@ -193,13 +197,15 @@ def _restart(state: Any, host: Any, site: Site, path: str, due: list[Any], servi
 
 def _take_back(host: Any, rank: Any, path: str, said: str) -> bool:
     quoted = shlex.quote(path)
-    _, journal = shell(
-        rank, "journalctl -u docker.service -n 20 -o cat --no-pager | grep -i -e unable -e fail; true"
-    )
+    words = "-e 'unable to' -e 'failed to start daemon' -e level=fatal"
+    look = f"journalctl -u docker.service -n 20 -o cat --no-pager | grep -i -m 1 {words}; true"
+    _, journal = shell(rank, look)
+    # Only what is known to have been there before is put back: the mark alone says nothing of that.
+    back = f"cp -p {BEFORE} {quoted}; elif grep -qx absent {DUE}; then rm -f {quoted}"
     shell(
         rank,
-        f"rm -f {DUE}; if test -e {BEFORE}; then cp -p {BEFORE} {quoted}; rm -f {BEFORE}; "
-        f"else rm -f {quoted}; fi; systemctl reset-failed docker.service; systemctl restart docker.service",
+        f"if test -e {BEFORE}; then {back}; fi; rm -f {BEFORE} {DUE}; "
+        "systemctl reset-failed docker.service; systemctl restart docker.service",
     )
     words = " ".join((journal or said).split())[:300]
     return report_failure(

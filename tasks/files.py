@@ -58,8 +58,11 @@ class ManagedFile:
         before = "" if undo.own(self.path) else f"{undo.keep(self.path)} || exit 1; "
         # What holds secrets is root's alone, the folder too.
         mask = "077" if self.mode == "600" else "022"
+        # Where the connection ends in between, base64 takes what came for the whole.
+        digest = self.wanted()["sha256"]
+        whole = f"{{ [ \"$(sha256sum < {new})\" = '{digest}  -' ] || {{ echo a part of it only; false; }}; }}"
         put = (
-            f"( umask {mask}; mkdir -p {folder} ) && base64 -d > {new} && chmod {self.mode} {new}"
+            f"( umask {mask}; mkdir -p {folder} ) && base64 -d > {new} && {whole} && chmod {self.mode} {new}"
             f" && chown {self.owner} {new} && sync {new} && mv -fT {new} {path}"
         )
         return WriteFile(

@@ -194,7 +194,10 @@ def settings_in_place(site: Site) -> Commands:
         if file is None:
             drift.differs(path, "a file", "none, for its knob is off")
             yield from (_command(step, state) for step in machine.before_removal(topic))
-            yield StringCommand(f"rm -f {path}")
+            folder = path.rpartition("/")[0]
+            # The folder of a drop-in is there for it alone; others' drop-ins keep it.
+            rmdir = f"; rmdir {folder} 2>/dev/null; true" if folder.endswith(".service.d") else ""
+            yield StringCommand(f"rm -f {path}{rmdir}")
             continue
         if topic == "sudoers":
             # A mistake there locks everybody out of sudo, so it never lands.

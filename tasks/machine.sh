@@ -29,6 +29,9 @@ if [ "$#" -gt 0 ]; then
     echo "held=$(apt-mark showhold 2>/dev/null | tr '\n' ' ')"
 fi
 
+if command -v nvidia-smi >/dev/null; then
+    echo "gpu=yes"
+fi
 # Which containers use a GPU matters only where there is one.
 if command -v nvidia-smi >/dev/null && command -v docker >/dev/null; then
     echo "cgroup_driver=$(docker info -f '{{.CgroupDriver}}' 2>/dev/null)"

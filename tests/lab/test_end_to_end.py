@@ -94,7 +94,8 @@ def test_daemon_json_is_merged(sparks: list[Spark], state: dict[str, Any]) -> No
         settings = json.loads(spark.run("cat /etc/docker/daemon.json"))
         before = json.loads(spark.run("cat /etc/docker/daemon.json.before-sparkstack"))
         assert settings.pop("registry-mirrors") == [state["registry"]]
-        assert before and settings == before
+        assert settings.pop("log-opts") == {"max-size": "100m", "max-file": "3"}
+        assert before.pop("log-opts") and settings == before, "what others set stays"
         mirrors = json.loads(spark.run("docker info --format '{{json .RegistryConfig.Mirrors}}'"))
         assert [mirror.rstrip("/") for mirror in mirrors] == [state["registry"]]
 

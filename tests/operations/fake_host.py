@@ -72,7 +72,10 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "note settings": (r"\( u=\S+/undo; .* f=\"\$u\"/settings\S+; .* \)", ""),
     "mark restart": (r"rm -f \S+; ! test -e (\S+) \|\| cp -p \1 \S+; echo (file|absent) > \S+-due", ""),
     "try settings": (r"umask 077; cat > (\S+) && dockerd --validate --config-file \1; .*", ""),
-    "restart docker": (r"systemctl reset-failed docker\.service; systemctl restart docker\.service && rm -f \S+ \S+", ""),
+    "restart docker": (
+        r"systemctl reset-failed docker\.service; systemctl restart docker\.service && rm -f \S+ \S+",
+        "",
+    ),
     "journal of docker": (r"journalctl -u docker\.service .*; true", ""),
     "take settings back": (r"if test -e \S+; then cp -p .*; systemctl restart docker\.service", ""),
     # fabric.py

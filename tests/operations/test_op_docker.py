@@ -159,7 +159,7 @@ def test_serving_stops_before_and_starts_after_on_all_ranks(sites: Sites, monkey
     assert order[:5] == [
         "spark-1 systemctl stop sparkstack-serve.service",
         "spark-2 systemctl stop sparkstack-serve.service",
-        "spark-2 systemctl restart docker.service",
+        "spark-2 systemctl reset-failed docker.service;",
         "spark-2 systemctl start --no-block",
         "spark-1 systemctl start --no-block",
     ]

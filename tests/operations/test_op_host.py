@@ -21,6 +21,7 @@ from tasks.site import Site
 Sites = Callable[..., list[Site]]
 RUNS = Unit("enabled", "active")
 GOOD = Machine(
+    gpu=True,
     swappiness=10,
     target="graphical.target",
     memory_available_bytes=100 * 10**9,
@@ -129,7 +130,9 @@ def test_a_knob_that_is_switched_off_takes_its_file_along(
     sites: Sites, data: dict[str, Any], topic: str, before: list[str], after: list[str]
 ) -> None:
     (site,) = sites(1, **data)
-    removed = f"rm -f {machine.FILES[topic.replace('_', '-')]}"
+    path = machine.FILES[topic.replace("_", "-")]
+    folder = path.rpartition("/")[0]
+    removed = f"rm -f {path}" + (f"; rmdir {folder} 2>/dev/null; true" if folder.endswith(".d") else "")
     there: dict[str, Any] = {topic: {"sha256": "0", "mode": "644", "owner": "root:root"}}
     commands = settle(site, **there)
     assert plain(commands) == [*before, removed, "systemctl daemon-reload", *after]

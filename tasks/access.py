@@ -20,6 +20,9 @@ from tasks.site import SiteError
 
 VARIABLE = "SPARKSTACK_SUDO_PASSWORD"
 
+# Marked, for pyinfra asks for a password as soon as it reads the bare words of sudo in any output.
+PROBE = "said=$(sudo -n true 2>&1) || { echo \"$said\" | sed 's/^/said /'; exit 1; }"
+
 _typed: list[str] = []
 
 
@@ -27,7 +30,7 @@ def problem(host: Any) -> Problem | None:
     """What speaks against root rights on this host; None where they work (the password is then in place)."""
     if not host.data.get("_sudo"):
         return None
-    ok, said = _try(host, "sudo -n true", sudo=False)
+    ok, said = _try(host, PROBE, sudo=False)
     if ok:
         return None
     where, want = f"{host.name}: sudo", "root rights"
@@ -57,7 +60,8 @@ def ensure(host: Any) -> None:
 
 def _try(host: Any, command: str, sudo: bool) -> tuple[bool, list[str]]:
     ok, output = host.run_shell_command(StringCommand(command), _sudo=sudo)
-    return ok, [line.strip() for line in [*output.stdout_lines, *output.stderr_lines] if line.strip()]
+    lines = [line.strip().removeprefix("said ") for line in [*output.stdout_lines, *output.stderr_lines]]
+    return ok, [line for line in lines if line]
 
 
 def _password() -> str | None:

@@ -56,7 +56,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a host said of itself. A container's kernel, clock and swap are those of its machine."""
+    """What a host said of itself. A container's kernel, clock and swap are those of its machine.
+
+    `due`: topics whose files a run wrote and then ended before they took effect.
+    """
 
     container: bool = False
     gpu: bool = False
@@ -66,6 +69,7 @@ class Machine:
     memory_available_bytes: int = 0
     target: str = ""
     units: Mapping[str, Unit] = field(default_factory=dict)
+    due: frozenset[str] = frozenset()
     installed: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
     gpu_containers: tuple[str, ...] = ()
@@ -248,6 +252,7 @@ def parse(lines: list[str]) -> Machine:
         memory_available_bytes=int(values.get("memory_available") or 0),
         target=values.get("target", ""),
         units=units,
+        due=frozenset(words("due")),
         installed=frozenset(words("installed")),
         held=frozenset(words("held")),
         gpu_containers=tuple(words("gpu_containers")),

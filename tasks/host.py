@@ -19,6 +19,8 @@ from tasks.machine import MachineState
 from tasks.remote import fail, report_failure, shell
 from tasks.site import Site
 
+DUE = "/run/sparkstack-due"
+
 
 class Account(FactBase[dict[str, Any]]):
     """Returns `{"exists", "groups", "docker"}`: a user's groups, and whether the group docker exists."""
@@ -175,20 +177,25 @@ def settings_in_place(site: Site) -> Commands:
         for topic, file in files.items()
         if found.get(machine.FILES[topic]) != (file.wanted() if file else None)
     ]
-    steps = machine.steps(changed, site.data, state)
-    if not changed and not steps:
+    steps = machine.steps({*changed, *state.due}, site.data, state)
+    if not changed and not steps and not state.due:
         host.noop("all settings are in place")
         return
     for step in steps:
         if step.differs:
             drift.differs(*step.differs)
-    reloads = machine.reload_needed(changed, state) or any(step.reloads for step in steps)
+    for topic in sorted(state.due):
+        drift.differs(machine.FILES.get(topic, topic), "written, and not in effect yet", "in effect")
+    reloads = machine.reload_needed({*changed, *state.due}, state) or any(step.reloads for step in steps)
     if reloads and (refused := machine.reload_refused(state)):
         yield fail(f"{host.name}: host: {refused}")
         return
     if "swap-off" in changed and files["swap-off"] and (problem := machine.swap_problem(host.name, state)):
         yield fail(str(problem))
         return
+    if changed:
+        # A run that ends in the middle leaves the marks; a boot puts all files into effect and forgets them.
+        yield StringCommand(f"mkdir -p {DUE} && touch {' '.join(f'{DUE}/{topic}' for topic in changed)}")
     for topic in changed:
         file, path = files[topic], machine.FILES[topic]
         if file is None:
@@ -204,6 +211,8 @@ def settings_in_place(site: Site) -> Commands:
             yield StringCommand("visudo -cqf -", _stdin=file.content.decode())
         yield file.write()
     yield from (_command(step, state) for step in steps)
+    if changed or state.due:
+        yield StringCommand(f"rm -rf {DUE}")
 
 
 def _command(step: machine.Step, state: machine.Machine) -> StringCommand:

@@ -1,5 +1,6 @@
 # What the host is now, below Docker, as KEY=VALUE lines (sparkstack/machine.py reads them). Arguments: units,
 # then "--", then packages or patterns of packages. Changes nothing and never fails: what is not there is empty.
+echo "due=$(ls /run/sparkstack-due 2>/dev/null | tr '\n' ' ')"
 echo "container=$(systemd-detect-virt --container 2>/dev/null)"
 echo "swappiness=$(cat /proc/sys/vm/swappiness 2>/dev/null)"
 awk 'NR > 1 {printf "%s ", $1; used += $4 * 1024} END {printf "\nswap_used=%.0f\n", used}' /proc/swaps | sed '1s/^/swaps=/'

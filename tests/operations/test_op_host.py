@@ -53,8 +53,9 @@ def settle(site: Site, state: Machine = GOOD, **found: Any) -> list[Any]:
 
 
 def plain(commands: list[Any]) -> list[str]:
-    """The commands without the notes for the undo, and without those that write."""
-    return [line.rpartition(" ) && ")[2] for line in shell_lines(commands) if "base64 -d" not in line]
+    """The commands without the notes for the undo, the marks of what is due, and those that write."""
+    lines = [line for line in shell_lines(commands) if "base64 -d" not in line and host_task.DUE not in line]
+    return [line.rpartition(" ) && ")[2] for line in lines]
 
 
 def test_a_host_as_declared_is_left_alone(sites: Sites) -> None:
@@ -85,9 +86,26 @@ def test_a_fresh_host_gets_whole_files_and_takes_them_up(sites: Sites) -> None:
     ]
 
 
+def test_what_a_run_wrote_and_did_not_put_into_effect(sites: Sites) -> None:
+    (site,) = sites(1)
+    first = shell_lines(settle(site, journald=None, earlyoom=None))
+    assert (
+        first[0]
+        == "mkdir -p /run/sparkstack-due && touch /run/sparkstack-due/earlyoom /run/sparkstack-due/journald"
+    )
+    assert first[-1] == "rm -rf /run/sparkstack-due"
+    again = settle(site, replace(GOOD, due=frozenset(["journald", "earlyoom"])))
+    assert [line for line in shell_lines(again)][-1] == first[-1]
+    assert plain(again) == [
+        "systemctl daemon-reload",
+        "systemctl enable --quiet earlyoom.service && systemctl restart earlyoom.service",
+        "systemctl restart systemd-journald.service && journalctl --flush",
+    ]
+
+
 def test_sudoers_is_judged_before_it_lands(sites: Sites) -> None:
     (site,) = sites(1)
-    check, write = settle(site, sudoers=None)
+    _, check, write, _ = settle(site, sudoers=None)
     assert check.get_raw_value() == "visudo -cqf -"
     assert check.connector_arguments["_stdin"] == written([write])["/etc/sudoers.d/sparkstack"]
     assert "chmod 440 " in write.get_raw_value()

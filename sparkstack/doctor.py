@@ -57,11 +57,16 @@ class Line:
         return cls(host, stage, parts["where"] or check, "failed", *said)
 
     def __str__(self) -> str:
-        parts = [f"found {self.found}", f"wanted {self.wanted}" if self.wanted else "", self.remedy]
-        detail = "; ".join(part for part in parts if part)
+        text = "; ".join(self.details)
+        return " ".join(f"{self.host}: {self.stage}: {self.check}: {self.status}: {text}".split())
+
+    @property
+    def details(self) -> list[str]:
+        """What was found, what was wanted, what to do; of a good check only what was found."""
         if self.status == "ok":
-            detail = self.found
-        return " ".join(f"{self.host}: {self.stage}: {self.check}: {self.status}: {detail}".split())
+            return [self.found]
+        parts = [f"found {self.found}", f"wanted {self.wanted}" if self.wanted else "", self.remedy]
+        return [part for part in parts if part]
 
 
 @dataclass
@@ -97,14 +102,18 @@ class Diagnosis:
     def render(self, console: Console) -> None:
         """A table on a terminal, a line a check elsewhere. The good ones are counted, the others are said."""
         if console.is_terminal:
-            table = Table("host", "check", "status", "found", "wanted", "what to do", title=self._title)
+            table = Table(title=self._title)
+            for name in ("host", "status", "check", "found, wanted, what to do"):
+                # Folded, never cut: a reader copies paths and commands out of it.
+                table.add_column(name, overflow="fold", no_wrap=name == "status")
             for line in self._told():
                 table.add_row(
-                    line.host,
-                    f"{line.stage}: {line.check}",
+                    Text(line.host),
                     Text(line.status, STYLES[line.status]),
-                    *(Text(words) for words in (line.found, line.wanted, line.remedy)),
+                    Text(f"{line.stage}: {line.check}"),
+                    Text("\n".join(line.details)),
                 )
+            console.print()  # below what pyinfra's spinner has left on its line
             console.print(table)
         else:
             for line in self._told():

@@ -129,7 +129,8 @@ conda_installers: dict[str, dict[str, str | None]] = {
 conda_url: str | None = None
 conda_sha256: str | None = None
 
-# Environment variables for pip on the hosts, such as PIP_INDEX_URL of a mirror.
+# Environment variables for pip on the hosts, such as PIP_INDEX_URL of a mirror (and UV_… for uv, which builds
+# from source).
 pip_environment: dict[str, str] = {}
 
 # "container": vLLM comes as an image. "source": besides, vLLM is built on each host in a conda environment of

@@ -22,6 +22,7 @@ from tests.lab.conftest import BIN, ROOT, Run, Spark, pyinfra
 pytestmark = pytest.mark.lab
 
 SERVE = "sparkstack-serve.service"
+UNIT_FILE = f"/etc/systemd/system/{SERVE}"
 NETPLAN = "/etc/netplan/40-sparkstack.yaml"
 DAEMON = "/etc/docker/daemon.json"
 TWIN = "enp1s0f0np0"
@@ -98,9 +99,9 @@ def test_what_a_container_cannot_show_is_not_called_ok() -> None:
 
 # What is done to a host (0: the head), what the doctor must say of it, and the stage that mends it.
 DRIFTS: dict[str, tuple[int, str, str, str, str]] = {
-    "file edited": (0, f"echo '# mine' >> /etc/systemd/system/{SERVE}", f"/etc/systemd/system/{SERVE}", "content", "serve"),
-    "mode changed": (1, f"chmod 666 /etc/systemd/system/{SERVE}", f"/etc/systemd/system/{SERVE}", "mode 666", "serve"),
-    "unit disabled": (1, f"systemctl disable {SERVE}", "unit starts at boot", f"systemctl enable {SERVE}", "serve"),
+    "file edited": (0, f"echo '# mine' >> {UNIT_FILE}", UNIT_FILE, "content", "serve"),
+    "mode changed": (1, f"chmod 666 {UNIT_FILE}", UNIT_FILE, "mode 666", "serve"),
+    "unit disabled": (1, f"systemctl disable {SERVE}", "unit starts at boot", "systemctl enable", "serve"),
     "unit stopped": (1, f"systemctl stop {SERVE}", SERVE, "inactive", "serve"),
     "group left": (0, "gpasswd -d nvidia docker", "user nvidia", "not in group docker", "host"),
     "mirror removed": (

@@ -1,6 +1,7 @@
 """Every knob of a site, with its default. Override a value in `group_data/<inventory name>.py`.
 
-The file is the reference: a name that is not here is not a knob.
+The file is the reference: a name that is not here is not a knob, and a run says so. What each of the host's
+knobs does to a Spark, and why, is in docs/host.md.
 """
 
 # What to serve: the name of a file in recipes/ (without .yaml), or the path of a file anywhere.
@@ -15,30 +16,150 @@ accelerator = "gpu"
 # Run every command on the hosts through sudo. `user` needs sudo without a prompt.
 _sudo = True
 
+# Operating systems that preflight accepts, as ID:VERSION_ID of /etc/os-release.
+accepted_systems = ["ubuntu:24.04"]
+
+# Folders on the hosts.
+state_dir = "/var/lib/sparkstack"
+config_dir = "/etc/sparkstack"
+install_dir = "/opt/sparkstack"
+
+# ── Host ──
+
 # Packages that must be there (apt). Nothing is ever removed or upgraded.
 packages = ["ca-certificates", "curl", "ethtool", "iproute2", "netplan.io", "python3"]
 
-# Registry mirrors for docker.io, tried in this order; becomes exactly this list.
+# sshd is the last process that the kernel kills for memory, so that a full host can still be entered.
+sshd_protected = True
+
+# A daemon (package earlyoom) that ends the serving process before the host stops answering: when less than
+# these percentages of memory AND of swap are free.
+earlyoom = True
+earlyoom_memory_percent = 2
+earlyoom_swap_percent = 80
+
+# No limit on locked memory for login sessions: RDMA registers its buffers as locked memory.
+memlock_unlimited = True
+
+# vm.swappiness. None: left as it is.
+vm_swappiness: int | None = 10
+
+# "keep" (as it is) or "off" (no swap, now and after each boot, by a unit of ours; /etc/fstab stays).
+swap = "keep"
+
+# Drop the page cache before each launch: on a Spark it takes the memory that vLLM asks the GPU for.
+drop_caches = True
+
+# `user` may do the same by hand, and nothing else: sudo tee /proc/sys/vm/drop_caches <<< 3
+drop_caches_sudo = True
+
+# Cap of the GPU's clock in MHz, set at each boot; against power-offs under load. None: no cap.
+gpu_clock_max_mhz: int | None = None
+
+# Boot without a desktop (multi-user.target), which leaves its memory to the model. From the next boot on.
+headless = False
+
+# Kernel and driver: what of these is installed is held back from upgrades, as a set, so that no unattended
+# upgrade parts the one from the other. Names as dpkg-query matches them. []: nothing is held.
+held_packages = [
+    "linux-image-*",
+    "linux-headers-*",
+    "linux-modules-*",
+    "linux-nvidia*",
+    "nvidia-driver-*",
+    "nvidia-dkms-*",
+    "nvidia-kernel-*",
+    "nvidia-firmware-*",
+    "nvidia-utils-*",
+    "nvidia-compute-utils-*",
+    "libnvidia-*",
+]
+
+# The clock is kept by the daemon that is there (chrony, ntpsec, systemd-timesyncd); without any, the last one
+# is installed.
+time_sync = True
+
+# The journal survives a reboot: what a host said before it stopped answering can be read afterwards.
+journald_persistent = True
+
+# ── Docker ──
+
+# Registry mirrors for docker.io, tried in this order; becomes exactly this list. One that does not answer is
+# a warning.
 docker_mirrors: list[str] = []
+
+# Options of the containers' logs (driver json-file). None: left as they are.
+docker_log_options: dict[str, str] | None = {"max-size": "100m", "max-file": "3"}
+
+# Where there is a GPU: control groups without systemd. With systemd's, each daemon-reload (snapd does them at
+# will) takes the GPU away from running containers.
+docker_cgroupfs = True
+
+# Where there is a GPU and nvidia-ctk: NVIDIA's runtime is the default one.
+docker_nvidia_default = True
+
+# Where Docker keeps images and containers. None: left as it is. What is in the old place is not moved.
+docker_data_root: str | None = None
 
 # Further settings that /etc/docker/daemon.json must contain; keys of others stay as they are.
 docker_settings: dict[str, object] = {}
 
-# Miniforge: where from, and the SHA-256 that the installer must have. None: preflight says so.
-conda_url = None
-conda_sha256 = None
+# A restart of Docker that would stop what serves is refused, unless the run says: --data restart_serving=yes
 
-# Environment variables for pip on the hosts, such as PIP_INDEX_URL of a mirror.
+# ── Conda and the runtime ──
+
+# Miniforge for each architecture: where from, and the SHA-256 that the installer must have; one with another
+# hash never runs. Version 26.3.2-3; its hashes as pinned by Homebrew (cask miniforge) and by Spack (package
+# miniforge3), which agree.
+conda_installers: dict[str, dict[str, str | None]] = {
+    "aarch64": {
+        "url": "https://github.com/conda-forge/miniforge/releases/download/26.3.2-3/"
+        "Miniforge3-26.3.2-3-Linux-aarch64.sh",
+        "sha256": "2c113a69297e612b01ca0f320c22a3107a11f2ab9b573d79ac868a175945ce29",
+    },
+    "x86_64": {
+        "url": "https://github.com/conda-forge/miniforge/releases/download/26.3.2-3/"
+        "Miniforge3-26.3.2-3-Linux-x86_64.sh",
+        "sha256": "848194851a98903134187fbb4ab50efe87b003e0c0f808f97644b7524a62bf2c",
+    },
+}
+
+# The same installer from elsewhere (a mirror): its hash is still the one above. With conda_sha256: any other
+# installer, for all hosts.
+conda_url: str | None = None
+conda_sha256: str | None = None
+
+# Environment variables for pip on the hosts, such as PIP_INDEX_URL of a mirror (and UV_… for uv, which builds
+# from source).
 pip_environment: dict[str, str] = {}
 
+# "container": vLLM comes as an image. "source": besides, vLLM is built on each host in a conda environment of
+# its own (<install_dir>/vllm), as a job of the host; see docs/host.md. The recipes serve from the image.
+runtime_install = "container"
+
+# What that build takes. cuda_arch: 12.1 is the GB10. jobs: compilers at a time; None: as many as it likes.
+source_build: dict[str, object] = {
+    "repository": "https://github.com/vllm-project/vllm.git",
+    "ref": "v0.20.2",
+    "python": "3.12",
+    "torch": ["torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0"],
+    "torch_index": "https://download.pytorch.org/whl/cu130",
+    "cuda_arch": "12.1a",
+    "jobs": None,
+}
+
+# ── Downloads and images ──
+
 # The hub's API for downloads (a mirror, say). None: the hub client's own default.
-hub_endpoint = None
+hub_endpoint: str | None = None
 
 # File ON THE CONTROLLER with the hub token; becomes a root-only file on the head. None: no token.
-hub_token_file = None
+hub_token_file: str | None = None
 
 # Pins for base images: name as in the recipe -> name with digest.
 image_bases: dict[str, str] = {}
+
+# ── Network ──
 
 # How the ConnectX-7 ports are cabled: {"kind": "single" | "pair" | "ring" | "switch", "port": 0 | 1,
 # "base": "192.168.100.0/22"}. kind None: "single" for one host, "pair" for two.
@@ -52,11 +173,3 @@ serve_bind = "127.0.0.1"
 
 # TCP port of the head's share (images and checkpoints for the other hosts, fabric only).
 share_port = 18090
-
-# Operating systems that preflight accepts, as ID:VERSION_ID of /etc/os-release.
-accepted_systems = ["ubuntu:24.04"]
-
-# Folders on the hosts.
-state_dir = "/var/lib/sparkstack"
-config_dir = "/etc/sparkstack"
-install_dir = "/opt/sparkstack"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from sparkstack.errors import Problem, SparkstackError
@@ -26,6 +26,64 @@ def merge(current: str | None, wanted: Mapping[str, Any]) -> str:
     if current is not None and current.strip() and _same(found, merged):
         return current
     return json.dumps(merged, indent=4, ensure_ascii=False) + "\n"
+
+
+def unmerge(current: str | None, ours: Mapping[str, Any], before: str | None) -> str | None:
+    """The text that daemon.json shall have once our settings are taken back; None: no file.
+
+    `ours` is what `merge` put in (of several runs: `combined`), `before` the text from before the first of
+    them. A value that is still ours becomes what it was, or goes where there was none; of a list that others
+    changed since, our members go and those that we had displaced come back; any other value that others
+    changed since stays theirs. `before` comes back byte for byte where that makes it the same, and `current`
+    where nothing of ours is in it. A file that others removed stays away.
+    Errors: SparkstackError for text that is no JSON object.
+    """
+    if current is None:
+        return None
+    found = _parse(current) if current.strip() else {}
+    old = _parse(before) if before is not None and before.strip() else {}
+    rest = _unmerged(found, ours, old)
+    if before is not None and _same(rest, old):
+        return before
+    if before is None and not rest:
+        return None
+    return current if _same(rest, found) else json.dumps(rest, indent=4, ensure_ascii=False) + "\n"
+
+
+def combined(settings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """All that several runs put in, in their order: what a later one does not name stayed from an earlier."""
+    ours: dict[str, Any] = {}
+    for one in settings:
+        ours = _merged(ours, one)
+    return ours
+
+
+def _unmerged(found: Mapping[str, Any], ours: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(found)
+    for key, value in ours.items():
+        if key not in found:
+            continue
+        there, was = found[key], old.get(key)
+        if _same(there, value):
+            back: Any = was
+        elif isinstance(value, Mapping) and isinstance(there, Mapping):
+            back = _unmerged(there, value, was if isinstance(was, Mapping) else {})
+            if not back and key in old and not isinstance(was, Mapping):
+                back = was  # an object of ours had displaced a plain value
+        elif isinstance(value, list | tuple) and isinstance(there, list):
+            before = was if isinstance(was, list) else []
+            displaced = [x for x in before if not _within(x, value) and not _within(x, there)]
+            back = displaced + [x for x in there if _within(x, before) or not _within(x, value)]
+        else:
+            continue
+        result[key] = back
+        if key not in old and back in (None, {}, []):
+            del result[key]
+    return result
+
+
+def _within(value: Any, values: Sequence[Any]) -> bool:
+    return any(_same(value, other) for other in values)
 
 
 def _merged(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

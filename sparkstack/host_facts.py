@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sparkstack.errors import Problem
+from sparkstack.kernel import Grub, Kernel
 from sparkstack.launch import Accelerator
 
 Status = Literal["ok", "failed", "not checked"]
@@ -14,19 +15,23 @@ Status = Literal["ok", "failed", "not checked"]
 
 @dataclass(frozen=True)
 class Gpu:
-    """As nvidia-smi says it: "NVIDIA GB10", "12.1", "580.95.05"."""
+    """As nvidia-smi says it: "NVIDIA GB10", "12.1", "580.95.05"; `cuda` ("13.0") is what the driver can."""
 
     name: str
     compute_capability: str
     driver: str
+    cuda: str = ""
 
 
 @dataclass(frozen=True)
 class HostFacts:
     """What a host said. None: it could not say.
 
-    `os_id` and `os_version` as in /etc/os-release; memory and `disk_free` (by folder) in bytes; `port_owner`
-    of the recipe's port is "free", "sparkstack" or the other process; the clock in seconds of the epoch.
+    `os_id` and `os_version` as in /etc/os-release; memory and `disk_free` (by folder) in bytes, and
+    `file_systems` names the one on which each folder is; `port_owner` of the recipe's port is "free",
+    "sparkstack" or the other process; the clock in seconds of the epoch. `container` is the kind of container
+    that the host is ("" for none), `kernel_log` what is suspicious in the kernel's journal of this boot, and
+    `connectx` the PCI addresses of its ConnectX-7 ports.
     """
 
     name: str
@@ -36,6 +41,7 @@ class HostFacts:
     memory_available_bytes: int
     memory_total_bytes: int
     disk_free: Mapping[str, int] = field(default_factory=dict)
+    file_systems: Mapping[str, str] = field(default_factory=dict)
     port_owner: str | None = None
     sudo_ok: bool = False
     python_version: str | None = None
@@ -43,6 +49,13 @@ class HostFacts:
     gpu: Gpu | None = None
     kernel: str = ""
     clock_epoch_s: float | None = None
+    container: str = ""
+    kernels: Sequence[Kernel] = ()
+    grub: Grub = field(default_factory=Grub)
+    cma_total_bytes: int | None = None
+    cma_free_bytes: int | None = None
+    kernel_log: Sequence[str] | None = None
+    connectx: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class Wanted:
 
     `systems` are (ID, VERSION_ID) pairs that are accepted; memory and `disk_bytes` (by folder) in bytes.
     While our own server runs, its memory is not free and will be: `memory_bytes` is then held against the
-    total.
+    total. A recipe cannot name a driver or a CUDA version: these are what the images are built for.
     """
 
     systems: Sequence[tuple[str, str]] = (("ubuntu", "24.04"),)
@@ -62,6 +75,12 @@ class Wanted:
     python_version: str = "3.9"
     compute_capability: str = "12.1"
     driver: str = "580"
+    cuda: str = "13.0"
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """A Spark is aarch64; the lab runs where it runs."""
+        return ("aarch64",) if self.accelerator == "gpu" else ("aarch64", "x86_64")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from sparkstack.fabric import Interface
@@ -32,3 +33,14 @@ def render(interfaces: Sequence[Interface]) -> str:
             f"        - {interface.cidr}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def addresses(text: str) -> list[tuple[str, str]]:
+    """(interface, address with prefix) of a file that `render` wrote; nothing of any other text."""
+    found, name = [], ""
+    for line in text.splitlines() if text.startswith(HEADER) else []:
+        if interface := re.fullmatch(r"    (\S+):", line):
+            name = interface[1]
+        elif address := re.fullmatch(r"        - (\S+)", line):
+            found.append((name, address[1]))
+    return found

@@ -145,6 +145,7 @@ def _unit(recipe: Recipe) -> str:
         config_dir=CONFIG_DIR,
         stop_seconds=STOP_SECONDS,
         start_seconds=recipe.serve.ready_timeout_s + 60,
+        drop_caches=True,
     )
 
 

@@ -10,7 +10,7 @@ from pyinfra.api import deploy, operation
 
 from sparkstack import gates
 from sparkstack.errors import SparkstackError
-from tasks import report
+from tasks import drift, report
 from tasks.facts import Json
 from tasks.files import Commands, ManagedFile
 from tasks.remote import fail, job
@@ -35,6 +35,7 @@ def measured(site: Site) -> Commands:
     if _same_measurement(host.get_fact(Json, path=site.measurement_path), site):
         host.noop(f"release {site.release_id} has been measured")
         return
+    drift.differs(site.measurement_path, "absent, or of another profile", "a measurement of this release")
     yield from job(
         {
             "job": f"sparkstack-bench-{site.release_id}",

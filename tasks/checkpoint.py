@@ -7,7 +7,7 @@ from pathlib import Path
 from pyinfra import host
 from pyinfra.api import deploy, operation
 
-from tasks import share
+from tasks import drift, share
 from tasks.facts import Json
 from tasks.files import Commands, ManagedFile
 from tasks.operations import managed_files
@@ -42,6 +42,7 @@ def staged(site: Site) -> Commands:
     if manifest and manifest.get("id") == site.checkpoint_id:
         host.noop(f"checkpoint {site.checkpoint_id} is staged")
         return
+    drift.differs(f"{site.checkpoint_dir}/manifest.json", "absent or of another checkpoint", "staged")
     source = site.recipe.checkpoint.source
     yield from job(
         {
@@ -76,6 +77,9 @@ def received(site: Site) -> Commands:
     if wanted and host.get_fact(Json, path=path) == wanted:
         host.noop(f"checkpoint {site.checkpoint_id} is the head's")
         return
+    drift.differs(
+        path, "absent or another manifest", "the head's manifest" if wanted else "staged on the head"
+    )
     yield from share.fetch(
         site,
         {

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from typing import Any
 
 from pyinfra import host
 from pyinfra.api import deploy, operation
+from pyinfra.facts.server import Arch
 
-from tasks import wheels
+from sparkstack import conda
+from sparkstack.errors import SparkstackError
+from tasks import drift, wheels
 from tasks.facts import Text
-from tasks.files import Commands, ManagedFile
+from tasks.files import Commands, ManagedFile, render
 from tasks.operations import wheel_installed
 from tasks.remote import fail, shell_job
 from tasks.site import ROOT, Site
@@ -20,15 +24,18 @@ MARKER = ".sparkstack"
 
 
 @operation()
-def miniforge(url: str | None, sha256: str | None, prefix: str) -> Commands:
-    """Install Miniforge under `prefix` from an installer with exactly this SHA-256.
+def miniforge(
+    arch: str, installers: dict[str, Any], url: str | None, sha256: str | None, prefix: str
+) -> Commands:
+    """Install Miniforge under `prefix` from the installer that is pinned for the host's architecture, or from
+    the site's own.
 
-    No-op when the prefix's marker holds that SHA-256. An installer with another hash never runs.
+    No-op when the prefix's marker holds the installer's SHA-256. An installer with another hash never runs.
     """
-    if not url or not sha256:
-        yield fail(
-            "conda: found no conda_url and conda_sha256; wanted an installer to trust; set both in group_data"
-        )
+    try:
+        url, sha256 = conda.installer(arch, installers, url, sha256)
+    except SparkstackError as error:
+        yield fail(*error.lines)
         return
     if (host.get_fact(Text, path=f"{prefix}/{MARKER}") or "").strip() == sha256:
         host.noop(f"{prefix} is installed from {sha256[:12]}")
@@ -78,12 +85,44 @@ echo {digest} > {target}/{MARKER}
     )
 
 
+@operation()
+def vllm_from_source(
+    runtime_install: str, build: dict[str, Any], install_dir: str, pip_environment: dict[str, str]
+) -> Commands:
+    """Build vLLM from source under `<install_dir>/vllm`, as a job of the host.
+
+    No-op when `runtime_install` is not "source", and when the environment's marker holds the hash of the
+    job's script; the marker is written after torch was seen to have CUDA.
+    """
+    if runtime_install != "source":
+        host.noop("vLLM comes as an image")
+        return
+    digest, script = source_script(build, install_dir, pip_environment)
+    marker = f"{install_dir}/vllm/{MARKER}"
+    if (host.get_fact(Text, path=marker) or "").strip() == digest:
+        host.noop(f"{install_dir}/vllm is built from {digest}")
+        return
+    drift.differs(marker, "no build of vLLM, or another one", digest)
+    yield from shell_job("vllm-source", digest, script)
+
+
+def source_script(
+    build: dict[str, Any], install_dir: str, pip_environment: dict[str, str]
+) -> tuple[str, str]:
+    """(digest, text) of the job's script; the digest is over the script with its own place empty."""
+    values = {**conda.source_values(build, install_dir), "environment": sorted(pip_environment.items())}
+    digest = hashlib.sha256(render("vllm-source.sh.j2", digest="", **values).encode()).hexdigest()[:12]
+    return digest, render("vllm-source.sh.j2", digest=digest, **values)
+
+
 @deploy("conda")
 def deploy_conda(site: Site) -> None:
     """After this the host runs jobs: `<install_dir>/env/bin/python -m onhost`."""
     prefix = site.data.install_dir
     miniforge(
         name="Miniforge is installed",
+        arch=host.get_fact(Arch),  # for a machine it is what it is; asked once
+        installers=site.data.conda_installers,
         url=site.data.conda_url,
         sha256=site.data.conda_sha256,
         prefix=f"{prefix}/conda",
@@ -101,4 +140,11 @@ def deploy_conda(site: Site) -> None:
         wheel=wheel,
         digest=digest,
         marker=f"{prefix}/env/.sparkstack-onhost",
+    )
+    vllm_from_source(
+        name="vLLM is built, where it is to be",
+        runtime_install=site.data.runtime_install,
+        build=site.data.source_build,
+        install_dir=prefix,
+        pip_environment=site.data.pip_environment,
     )

@@ -8,8 +8,9 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
-from sparkstack import launch, netplan, routes
+from sparkstack import differences, launch, netplan, routes
 from sparkstack.fabric import Interface
+from tasks import drift, undo
 from tasks.facts import Addresses, FileStates, Hcas, Routes
 from tasks.files import Commands, ManagedFile
 from tasks.operations import managed_files
@@ -44,14 +45,33 @@ def addressed(site: Site) -> Commands:
         yield fail(*map(str, problems))
         return
     file = ManagedFile.text(netplan.PATH, netplan.render(interfaces), "600")
-    as_declared = host.get_fact(FileStates, paths=[netplan.PATH]).get(netplan.PATH) == file.wanted()
+    states = host.get_fact(FileStates, paths=[netplan.PATH])
+    as_declared = states.get(netplan.PATH) == file.wanted()
     if as_declared and all(i.cidr in present[i.name] for i in interfaces):
         host.noop("both twins have their addresses")
         return
+    _tell(file, states.get(netplan.PATH), interfaces, present)
+    for interface in interfaces:
+        mtu = f"cat /sys/class/net/{interface.name}/mtu"
+        yield StringCommand(undo.did("mtu", interface.name, ask=mtu))
     yield StringCommand(f"rm -f {BEFORE}; ! test -e {netplan.PATH} || cp -p {netplan.PATH} {BEFORE}")
     if not as_declared:
         yield file.write()
     yield FunctionCommand(_apply, (interfaces,), {})
+
+
+def _tell(
+    file: ManagedFile,
+    found: dict[str, str] | None,
+    interfaces: tuple[Interface, ...],
+    present: dict[str, list[str]],
+) -> None:
+    """What of the file and the addresses is not as declared."""
+    if found != file.wanted():
+        drift.differs(file.path, *differences.of_file(found, file.wanted()))
+    for i in interfaces:
+        if i.cidr not in present[i.name]:
+            drift.differs(i.name, ", ".join(present[i.name]) or "no address", i.cidr)
 
 
 def _apply(state: Any, host: Any, interfaces: tuple[Interface, ...]) -> bool:

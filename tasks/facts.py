@@ -154,25 +154,35 @@ class ServeState(FactBase[dict[str, str]]):
 
 
 class Survey(FactBase[dict[str, Any]]):
-    """Returns what preflight judges: system, memory, disk, port owner, driver, kernel, clock.
+    """Returns what preflight judges: system, memory, disk, port owner, driver, kernels, clock.
 
-    `paths`: folders whose file system must have room (bytes free on the nearest existing parent).
+    `paths`: folders whose file system must have room; "disk" has the bytes free on the nearest existing
+    parent, "file_system" the name of what they are on; Docker's own root ("docker_root") is added.
     `port`: a TCP port; its owner is "free", "sparkstack" or the listening process.
+    `downloads`: a folder; "downloaded" is how many bytes are in it.
+    "kernels" is `{version: words}` of /lib/modules, "log" the suspicious lines of the kernel's journal.
     """
 
     default = dict
 
-    def command(self, paths: list[str], port: int) -> str:
-        words = ["sh", "-c", SURVEY.read_text(), "survey", str(port), *paths]
+    def command(self, paths: list[str], port: int, downloads: str = "") -> str:
+        words = ["sh", "-c", SURVEY.read_text(), "survey", str(port), downloads, *paths]
         return " ".join(shlex.quote(word) for word in words)
 
     def process(self, output: list[str]) -> dict[str, Any]:
-        found: dict[str, Any] = {"disk": {}}
+        found: dict[str, Any] = {"disk": {}, "file_system": {}, "kernels": {}, "log": []}
         for line in output:
             key, _, value = line.partition("=")
-            if key.startswith("disk:"):
-                if value:
-                    found["disk"][key[5:]] = int(value)
+            kind, _, name = key.partition(":")
+            if kind == "disk":
+                free, _, system = value.partition(" ")
+                if free:
+                    found["disk"][name] = int(free)
+                    found["file_system"][name] = system
+            elif kind == "kernel" and name:
+                found["kernels"][name] = value
+            elif kind == "log":
+                found["log"].append(line[4:])
             else:
                 found[key] = value
         return found

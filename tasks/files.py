@@ -12,8 +12,18 @@ from pathlib import Path
 import jinja2
 from pyinfra.api import FunctionCommand, StringCommand
 
+from tasks import undo
+
 # What an operation yields.
 Commands = Generator[StringCommand | FunctionCommand, None, None]
+
+
+class WriteFile(StringCommand):
+    """The command that writes `file`: from it the doctor knows which file differs."""
+
+    def __init__(self, file: ManagedFile, command: str, _stdin: str) -> None:
+        super().__init__(command, _stdin=_stdin)
+        self.file = file
 
 
 @dataclass(frozen=True)
@@ -37,17 +47,36 @@ class ManagedFile:
         digest = hashlib.sha256(self.content).hexdigest()
         return {"sha256": digest, "mode": self.mode, "owner": self.owner}
 
-    def write(self) -> StringCommand:
-        """The command that puts the file in place atomically; its content travels on standard input."""
+    def write(self) -> WriteFile:
+        """The command that puts the file in place atomically; its content travels on standard input.
+
+        What was there before our first write is kept for `remove.py`. Where it cannot be written (disk full,
+        read-only, no such place) the old file stays, nothing is left beside it, and one line says why.
+        """
         path, new = shlex.quote(self.path), shlex.quote(self.path + ".sparkstack-new")
         folder = shlex.quote(str(Path(self.path).parent))
+        before = "" if undo.own(self.path) else f"{undo.keep(self.path)} || exit 1; "
         # What holds secrets is root's alone, the folder too.
         mask = "077" if self.mode == "600" else "022"
-        return StringCommand(
-            f"umask 077; ( umask {mask}; mkdir -p {folder} ) && base64 -d > {new} && chmod {self.mode} {new}"
-            f" && chown {self.owner} {new} && sync {new} && mv -fT {new} {path}",
+        # Where the connection ends in between, base64 takes what came for the whole.
+        digest = self.wanted()["sha256"]
+        whole = f"{{ [ \"$(sha256sum < {new})\" = '{digest}  -' ] || {{ echo a part of it only; false; }}; }}"
+        put = (
+            f"( umask {mask}; mkdir -p {folder} ) && base64 -d > {new} && {whole} && chmod {self.mode} {new}"
+            f" && chown {self.owner} {new} && sync {new} && mv -fT {new} {path}"
+        )
+        return WriteFile(
+            self,
+            f"{before}umask 077; said=$( {{ {put}; }} 2>&1 )"
+            f" || {{ rm -f {new} 2>/dev/null; {_say(path)}; exit 1; }}",
             _stdin=base64.encodebytes(self.content).decode() or "\n",
         )
+
+
+def _say(path: str) -> str:
+    """Shell words that make one line for the user of what tools wrote into $said."""
+    line = "%s: found %s; wanted to write it; make room there, or mend its folder; the file is as it was"
+    return f"printf '{line}\\n' {path} \"$(printf %s \"$said\" | tr '\\n' ' ')\" >&2"
 
 
 TEMPLATES = jinja2.Environment(
@@ -57,6 +86,7 @@ TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+TEMPLATES.filters["quote"] = lambda value: shlex.quote(str(value))
 
 
 def render(template: str, **values: object) -> str:

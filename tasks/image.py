@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pyinfra import host
-from pyinfra.api import deploy, operation
+from pyinfra.api import StringCommand, deploy, operation
 
-from tasks import share
+from tasks import drift, share, undo
 from tasks.facts import ImageId
 from tasks.files import Commands, ManagedFile
 from tasks.remote import fail, job
@@ -31,6 +31,9 @@ def built(site: Site) -> Commands:
     if found:
         host.noop(f"{site.image_tag} is built")
         return
+    drift.differs(f"image {site.image_tag}", "absent", "built")
+    if host.get_fact(ImageId, tag=site.image_base) is None:
+        yield StringCommand(undo.did("image", site.image_base))
     context = f"{site.data.state_dir}/build/{site.image_id}"
     wheel, _ = site.plugin_wheel
     yield ManagedFile.text(f"{context}/Dockerfile", site.dockerfile).write()
@@ -64,6 +67,9 @@ def received(site: Site) -> Commands:
     if wanted and found == wanted:
         host.noop(f"{site.image_tag} is the head's")
         return
+    drift.differs(
+        f"image {site.image_tag}", found or "absent", f"the head's, {wanted or 'still to be built'}"
+    )
     yield from share.fetch(
         site,
         {

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from pyinfra import host, logger
 from pyinfra.api import deploy, operation
 
-from sparkstack import preflight
-from sparkstack.host_facts import CheckResult, Gpu, HostFacts
-from tasks.facts import Json, Survey
+from sparkstack import disk_need, preflight
+from sparkstack.host_facts import CheckResult, Gpu, HostFacts, Wanted
+from sparkstack.kernel import Grub, Kernel
+from sparkstack.units import GIB
+from tasks.facts import ImageId, Json, Survey
 from tasks.files import Commands
 from tasks.remote import fail
 from tasks.site import Site
@@ -34,7 +37,7 @@ def host_facts(name: str, survey: dict[str, Any], asked: float, answered: float)
     # Without a GPU nvidia-smi prints a sentence where its three fields would be.
     fields = [part.strip() for part in survey.get("gpu", "").split(",")]
     if len(fields) == 3:
-        gpu = Gpu(*fields)
+        gpu = Gpu(fields[0], fields[1], fields[2], survey.get("cuda", ""))
     system, _, version = survey.get("system", "").partition(":")
     return HostFacts(
         name=name,
@@ -44,6 +47,7 @@ def host_facts(name: str, survey: dict[str, Any], asked: float, answered: float)
         memory_available_bytes=int(survey.get("memory_available", 0)),
         memory_total_bytes=int(survey.get("memory_total", 0)),
         disk_free=survey.get("disk", {}),
+        file_systems=survey.get("file_system", {}),
         port_owner=survey.get("port"),
         sudo_ok=survey.get("user") == "root",
         python_version=survey.get("python") or None,
@@ -51,7 +55,65 @@ def host_facts(name: str, survey: dict[str, Any], asked: float, answered: float)
         gpu=gpu,
         kernel=survey.get("kernel", ""),
         clock_epoch_s=_clock_offset(float(survey["clock"]), asked, answered) if survey.get("clock") else None,
+        container=survey.get("container", ""),
+        kernels=[
+            Kernel(version, "bootable" in words, "nvidia" in words)
+            for version, words in survey.get("kernels", {}).items()
+        ],
+        grub=Grub(*(survey.get(f"grub_{key}", "") for key in ("first", "default", "saved", "once"))),
+        cma_total_bytes=_number(survey, "cma_total"),
+        cma_free_bytes=_number(survey, "cma_free"),
+        kernel_log=survey.get("log", []) if survey.get("log_read") else None,
+        connectx=survey.get("connectx", "").split(),
     )
+
+
+def _number(survey: dict[str, Any], key: str) -> int | None:
+    return int(survey[key]) if survey.get(key) else None
+
+
+def _wanted(site: Site, survey: dict[str, Any], data_root: str | None) -> Wanted:
+    """What this host must offer; room for what is there already is not asked for again."""
+    manifest = host.get_fact(Json, path=f"{site.checkpoint_dir}/manifest.json")
+    staged = disk_need.Staged(
+        checkpoint=bool(manifest),
+        image=bool(survey.get("docker") and host.get_fact(ImageId, tag=site.image_tag)),
+        downloaded_bytes=_number(survey, "downloaded") or 0,
+    )
+    need = disk_need.need(
+        site.recipe.budget, transformed=bool(site.transforms), head=site.is_head, staged=staged
+    )
+    disk = {site.data.state_dir: need.weights}
+    if need.image is not None:
+        disk[data_root or survey.get("docker_root") or "/var/lib/docker"] = need.image
+    return Wanted(
+        systems=[tuple(system.split(":", 1)) for system in site.data.accepted_systems],
+        accelerator=site.data.accelerator,
+        port=site.recipe.serve.port,
+        memory_bytes=int(site.recipe.budget.memory_gib * GIB),
+        disk_bytes=disk,
+    )
+
+
+def judged(site: Site) -> list[CheckResult]:
+    """Ask this host, and judge what it says; what it said is kept for `compared`."""
+    # Where Docker will keep its images once this run has told it so.
+    data_root = site.data.get("docker_data_root")
+    asked = time.time()
+    survey = host.get_fact(
+        Survey,
+        paths=[site.data.state_dir, *([data_root] if data_root else [])],
+        port=site.recipe.serve.port,
+        downloads=site.downloads_dir,
+    )
+    facts = host_facts(host.name, survey, asked, time.time())
+    _asked[host.name] = facts
+    return preflight.check(facts, _wanted(site, survey, data_root))
+
+
+def compared(names: Iterable[str]) -> list[CheckResult]:
+    """The hosts against one another, as far as they were asked."""
+    return preflight.across([_asked[name] for name in names if name in _asked], MAX_SKEW_SECONDS)
 
 
 @operation()
@@ -60,12 +122,7 @@ def checks_pass(site: Site) -> Commands:
 
     No-op when nothing is wrong (it never changes anything); else fails the host with a line a problem.
     """
-    asked = time.time()
-    survey = host.get_fact(Survey, paths=[site.data.state_dir], port=site.recipe.serve.port)
-    manifest = host.get_fact(Json, path=f"{site.checkpoint_dir}/manifest.json")
-    facts = host_facts(host.name, survey, asked, time.time())
-    _asked[host.name] = facts
-    yield from _show(preflight.check(facts, site.preflight_wanted(staged=bool(manifest))))
+    yield from _show(judged(site))
 
 
 @operation()
@@ -76,13 +133,14 @@ def hosts_agree(site: Site) -> Commands:
     """
     if not site.is_head:
         return
-    yield from _show(preflight.across(list(_asked.values()), MAX_SKEW_SECONDS))
+    yield from _show(compared([one.name for one in site.hosts]))
 
 
 def _show(results: list[CheckResult]) -> Commands:
-    for result in results:
-        if result.status == "not checked":
-            host.noop(f"{result.name}: not checked ({result.found})")
+    open_ones = [f"{result.name} ({result.found})" for result in results if result.status == "not checked"]
+    if open_ones and host.state.is_executing:
+        where = results[0].host
+        host.log_styled(f"{where}: not checked: {', '.join(open_ones)}", fg="yellow", log_func=logger.info)
     problems = [str(result) for result in results if result.status == "failed"]
     if problems:
         if not host.state.is_executing:  # a dry run stops here; the lines are all that it can say

@@ -51,6 +51,7 @@ def fail(*lines: str) -> FunctionCommand:
     def say(state: Any, host: Any) -> bool:
         return all([report_failure(host, line) for line in lines])
 
+    say.lines = lines  # type: ignore[attr-defined]  # the doctor says them without running the command
     return FunctionCommand(say, (), {})
 
 

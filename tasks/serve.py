@@ -7,14 +7,19 @@ import time
 from typing import Any
 
 from pyinfra import host
-from pyinfra.api import FunctionCommand, deploy, operation
-from pyinfra.operations import systemd
+from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
+from sparkstack import machine
+from tasks import drift, undo
 from tasks.facts import Completes, ServeState
 from tasks.files import Commands
+from tasks.machine import MachineState
 from tasks.operations import managed_files
-from tasks.remote import POLL_SECONDS, progress, report_failure, shell
+from tasks.remote import POLL_SECONDS, fail, progress, report_failure, shell
 from tasks.site import UNIT, Site
+
+# What the unit calls its container.
+CONTAINER = "sparkstack-serve"
 
 # A tiny completion takes well under a second; a head that waits for a dead worker answers never.
 COMPLETION_SECONDS = 10
@@ -26,6 +31,37 @@ def _states(site: Site) -> list[dict[str, str]]:
 
 def _is_this(state: dict[str, str], site: Site) -> bool:
     return state.get("release") == site.release_id and state.get("fabric") == "same"
+
+
+@operation()
+def unit_known() -> Commands:
+    """Make systemd read the unit's file again, and start the unit at boot.
+
+    No-op when it has read it and the unit is enabled; and while a container of ours would lose the GPU by it:
+    then it is done when the ranks are stopped, which a changed unit makes a release of its own do. Another's
+    container that uses the GPU fails the host.
+    """
+    state = host.get_fact(MachineState, packages=[], units=[UNIT])
+    unit = state.unit(UNIT)
+    if not unit.stale and unit.enabled == "enabled":
+        host.noop("systemd knows the unit")
+        return
+    drift.differs(
+        UNIT,
+        f"{unit.enabled or 'unknown'}{', an older file in use' if unit.stale else ''}",
+        "enabled, the present file in use",
+    )
+    if refused := machine.reload_refused(state, apart_from=[CONTAINER]):
+        yield fail(f"{host.name}: serve: {refused}")
+    elif machine.reload_refused(state):
+        host.noop("waits until the ranks are stopped: the container that serves would lose the GPU")
+    else:
+        yield StringCommand(_make_known(unit))
+
+
+def _make_known(unit: machine.Unit) -> str:
+    note = undo.did("unit", UNIT, f"{unit.enabled or 'not-found'} {unit.active}")
+    return f"{note} && systemctl daemon-reload && systemctl enable --quiet {UNIT}"
 
 
 @operation()
@@ -52,7 +88,26 @@ def activated(site: Site) -> Commands:
         if units[0] == "activating" and set(units) <= {"active", "activating"}:
             yield FunctionCommand(_join_start, (site,), {})
             return
+    _tell(site, states)
     yield FunctionCommand(_activate, (site,), {})
+
+
+def _tell(site: Site, states: list[dict[str, str]]) -> None:
+    """Which rank does not serve this release, and why not."""
+    for rank, state in zip(site.hosts, states, strict=True):
+        for thing, key, wanted in (
+            (f"{site.data.config_dir}/current", "release", site.release_id),
+            (UNIT, "unit", "active"),
+        ):
+            if state.get(key) != wanted:
+                drift.differs(thing, state.get(key) or "nothing", wanted, host=rank.name)
+        if state.get("fabric") != "same":
+            drift.differs(
+                f"{site.data.config_dir}/fabric.env",
+                "another one than the rank was started with",
+                "the same",
+                host=rank.name,
+            )
 
 
 def _join_start(state: Any, host: Any, site: Site) -> bool:
@@ -80,7 +135,6 @@ def _activate(state: Any, host: Any, site: Site) -> bool:
     """Stop all ranks (head first), switch `current` on each by one rename, start workers, then the head."""
     config = site.data.config_dir
     release = f"{config}/releases/{site.release_id}"
-    label = f"{host.name} serve"
     for rank in site.hosts:
         if missing := _missing(rank, site):
             return report_failure(
@@ -88,11 +142,11 @@ def _activate(state: Any, host: Any, site: Site) -> bool:
                 f"{rank.name}: serve: found no {missing}; wanted all of release {site.release_id} "
                 "before the present one stops; run all stages on all hosts",
             )
-    progress.update(label, "stop", 0, None, "s", "stopping the ranks")
+    if not stop_ranks(host, site):
+        return False
     for rank in site.hosts:
-        ok, said = shell(rank, f"systemctl stop {UNIT}")
-        if not ok:
-            return report_failure(host, f"{rank.name}: {UNIT} could not be stopped; found: {said}")
+        if not _known(host, rank):
+            return False
     for rank in site.hosts:
         ok, said = shell(
             rank,
@@ -101,11 +155,38 @@ def _activate(state: Any, host: Any, site: Site) -> bool:
         )
         if not ok:
             return report_failure(host, f"{rank.name}: `current` could not be switched; found: {said}")
+    return start_ranks(host, site)
+
+
+def stop_ranks(host: Any, site: Site) -> bool:
+    """Stop the units of all ranks, the head's first: it stops taking requests before a worker goes."""
+    progress.update(f"{site.head.name} serve", "stop", 0, None, "s", "stopping the ranks")
+    for rank in site.hosts:
+        ok, said = shell(rank, f"systemctl stop {UNIT}")
+        if not ok:
+            return report_failure(host, f"{rank.name}: {UNIT} could not be stopped; found: {said}")
+    return True
+
+
+def start_ranks(host: Any, site: Site) -> bool:
+    """Start the workers' units, then the head's, and wait until the head has answered a completion."""
     for rank in [*site.hosts[1:], site.head]:
         ok, said = shell(rank, f"systemctl start --no-block {UNIT}")
         if not ok:
             return report_failure(host, f"{rank.name}: {UNIT} could not be started; found: {said}")
-    return _follow_start(site, label)
+    return _follow_start(site, f"{site.head.name} serve")
+
+
+def _known(host: Any, rank: Any) -> bool:
+    """What `unit_known` left until the ranks are stopped."""
+    state = rank.get_fact(MachineState, packages=[], units=[UNIT])
+    unit = state.unit(UNIT)
+    if not unit.stale and unit.enabled == "enabled":
+        return True
+    if refused := machine.reload_refused(state):
+        return report_failure(host, f"{rank.name}: serve: {refused}")
+    ok, said = shell(rank, _make_known(unit))
+    return ok or report_failure(host, f"{rank.name}: systemd could not read {UNIT} again; found: {said}")
 
 
 def _follow_start(site: Site, label: str) -> bool:
@@ -155,7 +236,6 @@ def _restarts(rank: Any) -> int:
 def deploy_serve(site: Site) -> None:
     """After this `current` is the release on every rank, and the head has answered a completion."""
     managed_files(name="release files", files=site.release_files)
-    unit = managed_files(name="unit file", files=[site.unit_file])
-    systemd.daemon_reload(name="systemd reads the unit file", _if=unit.did_change)
-    systemd.service(name="unit starts at boot", service=UNIT, running=None, enabled=True)
+    managed_files(name="unit file", files=[site.unit_file])
+    unit_known(name="systemd knows the unit")
     activated(name="release serves on all ranks", site=site)

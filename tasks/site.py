@@ -18,23 +18,23 @@ from pyinfra.api.exceptions import PyinfraError
 from sparkstack import launch, nccl, recipe, release, topology
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.fabric import FabricPlan, Interface
-from sparkstack.host_facts import Wanted
 from sparkstack.stages import select
-from sparkstack.units import GIB
-from tasks import wheels
+from tasks import declared, wheels
 from tasks.files import ManagedFile, render
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGIN = ROOT / "files" / "patches"
 UNIT = "sparkstack-serve.service"
 STOP_SECONDS = 30
+# What pyinfra calls the machine it runs on.
+LOCAL = "@local"
 
 
 class SiteError(PyinfraError):
     """A user's mistake in a declaration; pyinfra prints it as one line."""
 
-    # pyinfra would put our source file and line before the message, where the user's mistake is not.
-    # A property, because contextlib sets the attribute.
+    # pyinfra would put our source file and line before the message, where the user's mistake is not. gevent
+    # hands the exception on and sets the attribute, so it takes a value and forgets it.
     __traceback__ = property(lambda self: None, lambda self, value: None)
 
 
@@ -73,19 +73,14 @@ class Site:
         return f"{self.data.state_dir}/checkpoints"
 
     @property
+    def downloads_dir(self) -> str:
+        """Where the files of this checkpoint's source are while they are fetched (onhost names it)."""
+        source = self.recipe.checkpoint.source
+        return f"{self.data.state_dir}/downloads/{source.repo.replace('/', '--')}/{source.revision}"
+
+    @property
     def secrets_dir(self) -> str:
         return f"{self.data.config_dir}/secrets"
-
-    def preflight_wanted(self, staged: bool) -> Wanted:
-        """What each host must offer; room for what is `staged` already is not asked for again."""
-        budget = self.recipe.budget
-        return Wanted(
-            systems=[tuple(system.split(":", 1)) for system in self.data.accepted_systems],
-            accelerator=self.data.accelerator,
-            port=self.recipe.serve.port,
-            memory_bytes=int(budget.memory_gib * GIB),
-            disk_bytes={} if staged else {self.data.state_dir: int(budget.disk_gib * GIB)},
-        )
 
     # Ids: hashes of all inputs, so that an equal id means an equal product.
 
@@ -205,6 +200,7 @@ class Site:
             config_dir=self.data.config_dir,
             stop_seconds=STOP_SECONDS,
             start_seconds=self.recipe.serve.ready_timeout_s + 60,
+            drop_caches=self.data.drop_caches,
         )
         return ManagedFile.text(f"/etc/systemd/system/{UNIT}", text)
 
@@ -266,8 +262,22 @@ class Site:
 
 
 def management_address(host: Any) -> str:
-    """The address by which the controller reaches a host."""
-    return str(host.data.get("ssh_hostname") or host.name)
+    """The address by which people and the controller reach a host: `address` of the inventory where it is
+    set, else that of SSH. A Spark that provisions itself (@local) has no other name than this machine."""
+    address = host.data.get("address") or host.data.get("ssh_hostname") or host.name
+    return "127.0.0.1" if address == LOCAL else str(address)
+
+
+def _check_local(hosts: list[Any], kind: str, data: Any) -> None:
+    """Others do not reach this machine by 127.0.0.1, so where they must, its address has to be declared."""
+    if not any(host.name == LOCAL and management_address(host) == "127.0.0.1" for host in hosts):
+        return
+    if kind == "ring" or (hosts[0].name == LOCAL and data.serve_bind == "management"):
+        raise SparkstackError(
+            Problem(
+                "@local", "no address", "the one by which others reach it", "set `address` in the inventory"
+            )
+        )
 
 
 @functools.cache
@@ -294,6 +304,8 @@ def load() -> Site:
             f"{', '.join(gone)}: found no connection; wanted all hosts of the inventory; check power, cable "
             "and ssh, or name the others with --limit"
         )
+    if mistakes := declared.problems(current_host):
+        raise SiteError("\n".join(map(str, mistakes)))
     data = current_host.data
     names = [host.name for host in hosts]
     try:
@@ -306,8 +318,8 @@ def load() -> Site:
         ]
         if problems:
             raise SparkstackError(problems)
-        declared = dict(data.fabric)
-        kind = declared.get("kind") or ("single" if len(hosts) == 1 else "pair" if len(hosts) == 2 else None)
+        cabled = dict(data.fabric)
+        kind = cabled.get("kind") or ("single" if len(hosts) == 1 else "pair" if len(hosts) == 2 else None)
         if kind is None:
             raise SparkstackError(
                 Problem(
@@ -317,7 +329,8 @@ def load() -> Site:
                     "set `fabric` in group_data",
                 )
             )
-        fabric = topology.plan(kind, names, base=declared.get("base"), port=declared.get("port", 0))
+        fabric = topology.plan(kind, names, base=cabled.get("base"), port=cabled.get("port", 0))
+        _check_local(hosts, kind, data)
         rank = names.index(current_host.name)
         return Site(hosts[rank], rank, hosts, chosen, fabric)
     except SparkstackError as error:

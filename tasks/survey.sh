@@ -1,7 +1,9 @@
-# What preflight judges of a host, as KEY=VALUE lines. Arguments: the port to serve on, then folders that
-# will need room. Nothing here changes anything, and nothing fails: what cannot be asked stays empty.
+# What preflight judges of a host, as KEY=VALUE lines. Arguments: the port to serve on, the folder of what is
+# downloaded ("" for none), then folders that will need room. Nothing here changes anything, and nothing
+# fails: what cannot be asked stays empty.
 port=$1
-shift
+downloads=$2
+shift 2
 [ ! -r /etc/os-release ] || . /etc/os-release
 echo "system=$ID:$VERSION_ID"
 echo "arch=$(uname -m)"
@@ -9,14 +11,24 @@ echo "kernel=$(uname -r)"
 echo "clock=$(date +%s.%N)"
 echo "user=$(id -un)"
 echo "python=$(python3 -c 'import platform; print(platform.python_version())' 2>/dev/null)"
-awk '/^MemAvailable/ {printf "memory_available=%.0f\n", $2*1024} /^MemTotal/ {printf "memory_total=%.0f\n", $2*1024}' /proc/meminfo
+awk '/^MemAvailable/ {printf "memory_available=%.0f\n", $2*1024} /^MemTotal/ {printf "memory_total=%.0f\n", $2*1024}
+     /^CmaTotal/ {printf "cma_total=%.0f\n", $2*1024} /^CmaFree/ {printf "cma_free=%.0f\n", $2*1024}' /proc/meminfo
 
-# Free bytes where a folder is or will be: on the file system of its nearest parent.
-for folder in "$@"; do
+docker_root=/var/lib/docker
+if command -v docker >/dev/null; then
+    echo "docker=$(docker version --format '{{.Server.Version}}' 2>/dev/null)"
+    said=$(docker info --format '{{.DockerRootDir}}' 2>/dev/null)
+    docker_root=${said:-$docker_root}
+fi
+echo "docker_root=$docker_root"
+
+# Free bytes where a folder is or will be, and what it is on: the file system of its nearest parent.
+for folder in "$@" "$docker_root"; do
     at=$folder
     while [ ! -e "$at" ]; do at=$(dirname "$at"); done
-    echo "disk:$folder=$(df -PB1 "$at" | awk 'NR==2 {print $4}')"
+    echo "disk:$folder=$(df -PB1 "$at" | awk 'NR==2 {print $4 " " $6}')"
 done
+[ -z "$downloads" ] || echo "downloaded=$(du -sb "$downloads" 2>/dev/null | cut -f1)"
 
 # A rank of ours that runs holds the memory, whether or not it is the one with the port.
 listener=$(ss -Hltnp "sport = :$port" 2>/dev/null | head -1)
@@ -31,8 +43,33 @@ fi
 
 if command -v nvidia-smi >/dev/null; then
     echo "gpu=$(nvidia-smi --query-gpu=name,compute_cap,driver_version --format=csv,noheader 2>/dev/null | head -1)"
+    echo "cuda=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/\1/p' | head -1)"
 fi
-if command -v docker >/dev/null; then
-    echo "docker=$(docker version --format '{{.Server.Version}}' 2>/dev/null)"
+
+# Which kernel boots next, and whether the GPU's module is there for it. grub.cfg's first entry is the default
+# of the default; the last assignment of several counts.
+for modules in /lib/modules/*; do
+    [ -d "$modules/kernel" ] || continue
+    version=${modules##*/}
+    words=
+    [ ! -e "/boot/vmlinuz-$version" ] || words=bootable
+    [ -z "$(find "$modules" -name 'nvidia.ko*' 2>/dev/null | head -1)" ] || words="$words nvidia"
+    echo "kernel:$version=$words"
+done
+echo "grub_first=$(sed -n 's/^[[:space:]]*linux[[:space:]].*vmlinuz-\([^[:space:]]*\).*/\1/p' /boot/grub/grub.cfg 2>/dev/null | head -1)"
+echo "grub_default=$(cat /etc/default/grub /etc/default/grub.d/*.cfg 2>/dev/null | sed -n 's/^[[:space:]]*GRUB_DEFAULT=//p' | tail -1 | tr -d \"\')"
+echo "grub_saved=$(sed -n 's/^saved_entry=//p' /boot/grub/grubenv 2>/dev/null)"
+echo "grub_once=$(sed -n 's/^next_entry=//p' /boot/grub/grubenv 2>/dev/null)"
+
+# A container shares its machine's kernel and has no journal of it.
+container=$(systemd-detect-virt --container 2>/dev/null)
+[ "$container" = none ] || echo "container=$container"
+for port in /sys/bus/pci/drivers/mlx5_core/*:*; do
+    [ ! -e "$port" ] || ports="$ports ${port##*/}"
+done
+echo "connectx=$ports"
+if [ "$container" = none ] && journalctl -k -b -n 1 -o cat --no-pager 2>/dev/null | grep -q .; then
+    echo "log_read=yes"
+    journalctl -k -b -o cat --no-pager 2>/dev/null | grep -aE 'AER|PCIe Bus Error|mlx5_core.*([Ff]atal|[Hh]ealth|bad device|[Rr]ecover)|NVRM.*(NO_MEMORY|memdescAlloc)' | tail -n 200 | sed 's/^/log:/'
 fi
 true

@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class Spark:
     name: str
     address: str
     client: paramiko.SSHClient
+    fresh: dict[str, str] = field(default_factory=dict)  # `contents()` before the first run
 
     def run(self, command: str, check: bool = True) -> str:
         """Standard output of a command run as root; fails the test where the command fails."""
@@ -43,6 +44,23 @@ class Spark:
             " ! -path '*/__pycache__/*' -printf '%p|%i %s %T@ %l\\n' 2>/dev/null; true"
         )
         return dict(line.split("|", 1) for line in listing.splitlines())
+
+    def contents(self) -> dict[str, str]:
+        """What the managed paths hold, whenever it was written: path → kind, mode, owner, content."""
+        where = "/etc /opt /usr/local /var/lib/sparkstack /root /home"
+        listing = self.run(
+            f"find {where} -xdev ! -path '*/__pycache__*' -printf '%p|%y %m %u:%g %l\\n' 2>/dev/null; "
+            f"find {where} -xdev -type f ! -path '*/__pycache__*' -print0 2>/dev/null | xargs -0 sha256sum"
+        )
+        found: dict[str, str] = {}
+        for line in listing.splitlines():
+            if "|" in line:
+                path, _, about = line.partition("|")
+                found[path] = about
+            else:
+                sha256, _, path = line.partition("  ")
+                found[path] += sha256
+        return found
 
     def serving(self) -> str:
         """What changes when serving restarts: the container's id and start time."""
@@ -76,11 +94,13 @@ def newest_report(root: Path = ROOT) -> Path:
     return max((root / "reports").glob("run-*.json"), key=lambda path: path.stat().st_mtime_ns)
 
 
-def pyinfra(*words: str, root: Path = ROOT, inventory: str = "inventories/lab.py") -> Run:
+def pyinfra(
+    *words: str, root: Path = ROOT, inventory: str = "inventories/lab.py", script: str = "deploy.py"
+) -> Run:
     """Run pyinfra as a user does; the result holds both output streams."""
     began = time.monotonic()
     done = subprocess.run(
-        [str(BIN / "pyinfra"), inventory, "deploy.py", *words],
+        [str(BIN / "pyinfra"), inventory, script, *words],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         stdin=subprocess.DEVNULL,
@@ -140,7 +160,9 @@ def sparks(state: dict[str, Any]) -> Iterator[list[Spark]]:
             allow_agent=False,
             look_for_keys=False,
         )
-        found.append(Spark(node["name"], node["address"], client))
+        spark = Spark(node["name"], node["address"], client)
+        spark.fresh = spark.contents()
+        found.append(spark)
     yield found
     for spark in found:
         spark.client.close()

@@ -114,12 +114,32 @@ def test_only_runs_the_named_stages(sparks: list[Spark]) -> None:
         assert spark.run("ls /var/lib/sparkstack/checkpoints 2>/dev/null; true") == ""
 
 
+def test_the_host_is_as_declared(sparks: list[Spark]) -> None:
+    for spark in sparks:
+        assert spark.run("systemctl show -p OOMScoreAdjust --value ssh") == "-1000"
+        assert spark.run("systemctl is-active earlyoom") == "active"
+        assert "--prefer" in spark.run("tr '\\0' ' ' < /proc/$(pidof earlyoom)/cmdline")
+        assert spark.run("stat -c %a /etc/sudoers.d/sparkstack") == "440"
+        spark.run("visudo -c")
+        assert spark.run("ls /run/sparkstack-due /run/sparkstack-docker-* 2>/dev/null; true") == ""
+        # A container has its machine's kernel: the file is there for the next boot, the value is not touched.
+        assert "vm.swappiness = 10" in spark.run("cat /etc/sysctl.d/90-sparkstack.conf")
+
+
+def test_a_mistake_in_the_data_changes_nothing() -> None:
+    run = pyinfra("-y", "--data", "docker_mirors=[]")
+    assert run.code != 0 and "Traceback" not in run.output
+    assert "--data: found unknown name 'docker_mirors'" in run.output
+    assert "did you mean 'docker_mirrors'?" in run.output
+
+
 def test_daemon_json_is_merged(sparks: list[Spark], state: dict[str, Any]) -> None:
     for spark in sparks:
         settings = json.loads(spark.run("cat /etc/docker/daemon.json"))
         before = json.loads(spark.run("cat /etc/docker/daemon.json.before-sparkstack"))
         assert settings.pop("registry-mirrors") == [state["registry"]]
-        assert before and settings == before
+        assert settings.pop("log-opts") == {"max-size": "100m", "max-file": "3"}
+        assert before.pop("log-opts") and settings == before, "what others set stays"
         mirrors = json.loads(spark.run("docker info --format '{{json .RegistryConfig.Mirrors}}'"))
         assert [mirror.rstrip("/") for mirror in mirrors] == [state["registry"]]
 
@@ -187,6 +207,17 @@ def test_the_first_whole_run_serves(sparks: list[Spark]) -> None:
         shlex.split(command), capture_output=True, text=True, timeout=120, check=True
     ).stdout
     assert json.loads(answer)["choices"][0]["message"]["content"]
+
+
+def test_docker_is_not_restarted_under_a_release_that_serves(sparks: list[Spark]) -> None:
+    began = [spark.run("systemctl show -p ActiveEnterTimestamp --value docker") for spark in sparks]
+    before = [spark.run("sha256sum /etc/docker/daemon.json") for spark in sparks]
+    run = pyinfra("-y", "--data", "only=docker", "--data", 'docker_settings={"debug": true}')
+    assert run.code != 0
+    assert "which would stop serving on spark-1 (release " in run.output
+    assert "run with --data restart_serving=yes" in run.output
+    assert [spark.run("sha256sum /etc/docker/daemon.json") for spark in sparks] == before
+    assert [spark.run("systemctl show -p ActiveEnterTimestamp --value docker") for spark in sparks] == began
 
 
 def test_images_are_the_same_on_every_host(sparks: list[Spark]) -> None:

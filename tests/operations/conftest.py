@@ -12,15 +12,17 @@ from fake_host import FakeHost
 
 from sparkstack import topology
 from sparkstack.recipe import load_recipe
-from tasks import preflight, wheels
+from tasks import preflight, undo, wheels
 from tasks.site import Site
 
 HERE = Path(__file__).resolve().parent
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sleeping takes no time but moves the clock, so that every wait with a limit ends."""
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Sleeping takes no time but moves the clock, so that every wait with a limit ends; and no test that
+    runs shell on this machine notes anything in its /etc."""
+    monkeypatch.setattr(undo, "ROOT", str(tmp_path_factory.mktemp("etc") / "sparkstack" / "undo"))
     slept = [0.0]
     plain = time.monotonic
     monkeypatch.setattr("time.sleep", lambda seconds: slept.append(slept.pop() + seconds))

@@ -32,13 +32,20 @@ UNLESS_ACTIVE = (
     r"do sleep 0\.2; done; systemctl reset-failed \1 2>/dev/null; systemctl is-active --quiet \1 \|\| "
 )
 BEGIN = r"systemd-run --quiet --collect --unit=\1 "
+# undo.py, before a change
+KEEP = r"\( u=\S+/undo; umask 022; .* && mv -fT \"\$n\" \"\$u/\$k\$p\" \)"
 NETPLAN, BEFORE = r"/etc/netplan/\S+\.yaml", r"/run/sparkstack-netplan-before"
 
 # Every command that tasks/ give to a host: what it looks like as a whole, and what the host says by itself;
 # None: a test has to say it.
 COMMANDS: dict[str, tuple[str, str | None]] = {
     # files.py, remote.py
-    "write": (r"umask 077; \( umask 0[27]{2}; mkdir -p \S+ \) && base64 -d > .* && mv -fT \S+ \S+", ""),
+    "write": (
+        rf"({KEEP} \|\| exit 1; )?umask 077; said=\$\( \{{ \( umask 0[27]{{2}}; mkdir -p \S+ \) "
+        r"&& base64 -d > .*"
+        r" && mv -fT \S+ \S+; \} 2>&1 \) \|\| \{ rm -f .* exit 1; \}",
+        "",
+    ),
     "begin job": (rf"{UNLESS_ACTIVE}\{{ rm -f \S+/\1/result\.json; {BEGIN}.* -m onhost job \S+; \}}", ""),
     "look at job": (rf"tail -n 1 (\S+)/progress\.jsonl .* --value {JOB}; cat \1/result\.json .*; true", None),
     "journal of job": (rf"journalctl -u {JOB} -n 3 -o cat --no-pager 2>/dev/null", None),
@@ -55,6 +62,22 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         None,
     ),
     "drop token": (r"rm -f \S+/share\.token", ""),
+    # host.py
+    "install packages": (
+        r"apt-get update -qq .*; \( .* \); DEBIAN_FRONTEND=noninteractive apt-get install .*",
+        "",
+    ),
+    # docker.py
+    "keep daemon.json": (r"test -e (\S+)\.before-sparkstack \|\| cp -p \1 \1\.before-sparkstack", ""),
+    "note settings": (r"\( u=\S+/undo; .* f=\"\$u\"/settings\S+; .* \)", ""),
+    "mark restart": (r"rm -f \S+; ! test -e (\S+) \|\| cp -p \1 \S+; echo (file|absent) > \S+-due", ""),
+    "try settings": (r"umask 077; cat > (\S+) && dockerd --validate --config-file \1; .*", ""),
+    "restart docker": (
+        r"systemctl reset-failed docker\.service; systemctl restart docker\.service && rm -f \S+ \S+",
+        "",
+    ),
+    "journal of docker": (r"journalctl -u docker\.service .*; true", ""),
+    "take settings back": (r"if test -e \S+; then cp -p .*; systemctl restart docker\.service", ""),
     # fabric.py
     "keep netplan": (rf"rm -f {BEFORE}; ! test -e ({NETPLAN}) \|\| cp -p \1 {BEFORE}", ""),
     "try netplan": (r"netplan generate", ""),
@@ -74,10 +97,32 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         r"ln -sfn \2 \1/current\.new && mv -fT \1/current\.new \1/current",
         "",
     ),
+    "know unit": (rf"\( .* \) && systemctl daemon-reload && systemctl enable --quiet {SERVE}", ""),
     "start rank": (rf"systemctl start --no-block {SERVE}", ""),
     "state of rank": (rf"systemctl show -p ActiveState --value {SERVE}; docker logs .*; true", None),
     "restarts of rank": (rf"systemctl show -p NRestarts --value {SERVE}", None),
     "journal of rank": (rf"journalctl -u {SERVE} -n 60 .*; true", None),
+    # undo.py, remove.py
+    "note deed": (r"\( u=\S+/undo; .*; f=\S+/undo/did/\S+; .* && mv -fT \"\$n\" \"\$f\" \)", ""),
+    "end serving": (rf"systemctl stop {SERVE} && \{{ systemctl reset-failed {SERVE} .*; \}}", ""),
+    "end jobs": (rf"systemctl stop (?!{SERVE}){JOB}\.service( {JOB}\.service)*", ""),
+    "remove containers": (r"docker rm -f \S+( \S+)*", ""),
+    "remove image": (r"docker image rm \S+", ""),
+    "put back": (r"mkdir -p \S+ && rm -f \S+ && cp -a \S+/undo/files/\S+ \S+ && mv -fT \S+ \S+", ""),
+    "drop": (r"rm -f \S+ && \{ d=\$\(dirname \S+\); .*/undo/absent/\S+ .*; true; \}", ""),
+    "write others' settings": (r"cp -p (\S+) (\S+) && base64 -d > \2 && sync \2 && mv -fT \2 \1", ""),
+    "drop backup": (r"rm -f /etc/docker/daemon\.json\.before-sparkstack", ""),
+    "note restart": (r"touch /run/sparkstack-remove-restart-due", ""),
+    "restart docker unless off": (r"case .* inactive\) .* restart docker.service ;; esac && rm -f \S+", ""),
+    "take addresses off": (r"(ip address del .*; )?.* && netplan apply; s=\$\?; .*exit \$s", ""),
+    "put mtu back": (r"ip link set dev \S+ mtu \d+ && rm -f \S+/did/mtu/\S+", ""),
+    "end unit": (r"systemctl disable --now --quiet (\S+); systemctl reset-failed \1 2>/dev/null; true", ""),
+    "systemd reads again": (r"systemctl daemon-reload", ""),
+    "restart reader": (r"systemctl try-restart (\S+); rm -f \S+/undo/did/restarted/\1", ""),
+    "undo deed": (r"\{ .*; \} && rm -f \S+/undo/did/\S+", ""),
+    "purge": (r"p=\$\(dpkg-query .* dpkg --purge \$p 2>&1; s=\$\?; .*; exit \$s", ""),
+    "remove folder": (r"rm -rf --one-file-system \S+", ""),
+    "remove notes": (r"rm -f /run/sparkstack-\*; rm -rf \S+/undo && rmdir .*; true", ""),
 }
 # More than a wait of ten minutes takes, few enough for a loop without end to end at once.
 MOST_COMMANDS = 2000
@@ -93,6 +138,23 @@ class Data(SimpleNamespace):
     def get(self, name: str, default: Any = None) -> Any:
         return getattr(self, name, default)
 
+    def dict(self) -> dict[str, Any]:
+        return vars(self)
+
+
+class Layers:
+    """An inventory whose data all stands with the hosts."""
+
+    def get_data(self) -> dict[str, Any]:
+        return {}
+
+    get_override_data = get_data
+
+    def get_group_data(self, group: str) -> dict[str, Any]:
+        return {}
+
+    get_host_data = get_group_data
+
 
 class FakeHost:
     def __init__(self, name: str, facts: Any = None, answers: Any = None, **data: Any) -> None:
@@ -101,6 +163,8 @@ class FakeHost:
         self.facts, self.answers = dict(facts or {}), dict(answers or {})
         self.state = SimpleNamespace(is_executing=True, is_host_in_limit=lambda host: True)
         self.connected = True
+        self.groups: list[str] = []
+        self.inventory = Layers()
         self.heard: list[str] = []  # shell commands
         self.fed: list[str] = []  # what came on standard input
         self.shown: list[str] = []  # lines that the user sees
@@ -168,7 +232,7 @@ def written(commands: list[Any]) -> dict[str, str]:
     files = {}
     for command in commands:
         stdin = command.connector_arguments.get("_stdin")
-        target = re.search(r"&& mv -fT \S+ (\S+)$", str(command))
+        target = re.search(r"&& mv -fT \S+ (\S+); ", str(command))
         if stdin is not None and target:
             files[target[1]] = base64.b64decode(stdin).decode(errors="replace")
     return files

@@ -226,7 +226,7 @@ def test_netplan_that_refuses_gets_the_file_before_back(
     host.facts = {Addresses: {i.name: [] for i in plan.of("spark-1")}, Routes: [], FileStates: {}}
     monkeypatch.setattr(Local, "get_fact", FakeHost.get_fact)
     site = Site(host, 0, [host], load_recipe(HERE / "recipe.yaml"), plan)
-    keep, write, apply_it = commands_of(fabric.addressed, host, site)
+    *_, keep, write, apply_it = commands_of(fabric.addressed, host, site)
     sh(keep)
     assert f" {ours}" in write.get_raw_value()
     ours.write_text("ours\n")  # `write` gives the file to root
@@ -405,3 +405,70 @@ def test_an_endpoint_that_completes(
 
 def test_a_host_without_our_python_completes_nothing(tmp_path: Path) -> None:
     assert ask(Completes, python=f"{tmp_path}/no", url="http://x", model="m", seconds=1) is False
+def attempt(file: ManagedFile, limit: str = "", stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = file.write()
+    given = str(command.connector_arguments["_stdin"]) if stdin is None else stdin
+    text = f"{limit}{command.get_raw_value()}"
+    return subprocess.run(["sh", "-c", text], input=given, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def no_undo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notes for remove.py go to /etc, which is not a test's to write to."""
+    monkeypatch.setattr("tasks.undo.own", lambda path: True)
+
+
+@pytest.mark.usefixtures("no_undo")
+def test_a_disk_that_is_full_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.conf"
+    path.write_text("old\n")
+    # The shell's limit on file sizes stops a write in the middle, as a full disk does.
+    done = attempt(ManagedFile(str(path), b"x" * 100_000, owner=ME), "trap '' XFSZ; ulimit -f 8; ")
+    assert done.returncode == 1 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{path}: found base64: ") and line.endswith(
+        "; wanted to write it; make room there, or mend its folder; the file is as it was"
+    )
+    assert path.read_text() == "old\n" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("no_undo")
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file where a folder is wanted\n")
+    path = tmp_path / "file" / "a.conf"
+    done = attempt(ManagedFile(str(path), b"x", owner=ME))
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith(f"{path}: found mkdir: ")
+    assert (tmp_path / "file").read_text() == "a file where a folder is wanted\n"
+
+
+@pytest.mark.usefixtures("no_undo")
+def test_an_owner_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.conf"
+    done = attempt(ManagedFile(str(path), b"x", owner="nobdy:nobdy"))
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith(f"{path}: found chown: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_undo")
+def test_what_a_killed_run_left_is_written_over(tmp_path: Path) -> None:
+    path, half = tmp_path / "a.conf", tmp_path / "a.conf.sparkstack-new"
+    path.write_text("old\n")
+    half.write_text("ne" * 100)
+    half.chmod(0o777)
+    assert apply([ManagedFile(str(path), b"new\n", "640", ME)]) == 1
+    assert path.read_text() == "new\n" and stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("no_undo")
+@pytest.mark.parametrize("came", [0, 4, 6])  # 4 characters are whole bytes to base64
+def test_a_connection_that_ends_while_writing_lands_nothing(tmp_path: Path, came: int) -> None:
+    path = tmp_path / "a.conf"
+    path.write_text("old\n")
+    whole = ManagedFile(str(path), b"new content\n", owner=ME)
+    done = attempt(whole, stdin=str(whole.write().connector_arguments["_stdin"])[:came])
+    assert (done.returncode, path.read_text()) == (1, "old\n")
+    assert came == 6 or done.stderr.startswith(f"{path}: found a part of it only; wanted to write it; ")
+    assert list(tmp_path.iterdir()) == [path]

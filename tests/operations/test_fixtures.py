@@ -1,7 +1,8 @@
 """Runs fixtures/: one folder an operation (does it change, is there nothing to do, does it fail) or a fact.
 
-Two of our commands are shown as what they mean: `[write, PATH, MODE OWNER, TEXT]` (its shell is tried for
-real in test_files_for_real.py) and `[fail, LINE]` (what the user reads; the host fails).
+Three of our commands are shown as what they mean: `[write, PATH, MODE OWNER, TEXT]` and `[sets, PATH, JSON]`
+(their shell is tried for real in test_files_for_real.py and test_undo_for_real.py), and `[fail, LINE]` (what
+the user reads; the host fails).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ with patch("gevent.monkey.patch_all"):
 pytestmark = pytest.mark.filterwarnings("ignore:No command set")  # of Survey
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
-WRITE = re.compile(r"chmod (\S+) .* && chown (\S+) .* && mv -fT \S+ (\S+)$")
+SETS = re.compile(r"^\( u=\S+; .* f=\"\$u\"/settings(\S+); .* >> \"\$f\"; \} && sync \"\$f\" \)$")
+WRITE = re.compile(r"chmod (\S+) .* && chown (\S+) .* && mv -fT \S+ (\S+); ")
 
 create_host, parse_commands = harness.create_host, harness.parse_commands
 
@@ -46,6 +48,8 @@ def _one(command: Any) -> Any:
         found = WRITE.search(command.get_raw_value())
         assert found is not None, command
         return ["write", found[3], f"{found[1]} {found[2]}", base64.b64decode(stdin).decode()]
+    if isinstance(command, StringCommand) and (found := SETS.search(command.get_raw_value())):
+        return ["sets", found[1], re.findall(r"'(\{.*?\})'", command.get_raw_value())[0]]
     if isinstance(command, FunctionCommand) and command.function.__name__ == "say":
         listener = FakeHost("spark-1")
         assert command.execute(None, listener, {}) is False

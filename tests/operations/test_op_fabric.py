@@ -42,7 +42,9 @@ def test_a_fresh_host_gets_addresses(sites: Sites) -> None:
     assert "- 192.168.100.10/24" in text and "- 192.168.101.10/24" in text
     head.host.answers = {"addresses": ["", UP.splitlines()[0], UP]}
     assert follow(commands, head.host)
-    assert head.host.kinds() == ["keep netplan", "write", "try netplan", "apply netplan", "addresses"]
+    assert head.host.kinds() == [
+        *("note deed", "keep netplan", "write", "try netplan", "apply netplan", "addresses")
+    ]
     assert head.host.heard.count("ip -o -4 addr show") == 3
 
 
@@ -53,7 +55,7 @@ def test_addresses_that_went_come_back_without_a_new_file(sites: Sites) -> None:
     assert written(commands) == {}
     head.host.answers = {"addresses": UP}
     assert follow(commands, head.host)
-    assert head.host.kinds() == ["keep netplan", "try netplan", "apply netplan", "addresses"]
+    assert head.host.kinds() == ["note deed", "keep netplan", "try netplan", "apply netplan", "addresses"]
 
 
 def test_nothing_to_do(sites: Sites) -> None:
@@ -91,7 +93,7 @@ def test_a_file_that_netplan_refuses_is_taken_back(sites: Sites) -> None:
     prepare(head, {TWINS[0]: [], TWINS[1]: []}, declared=False)
     head.host.answers = {"try netplan": (False, "/etc/netplan/50-theirs.yaml:3:1:\n  Error in 'ethernets'")}
     assert not follow(commands_of(fabric.addressed, head.host, head), head.host)
-    assert head.host.kinds() == ["keep netplan", "write", "try netplan", "take netplan back"]
+    assert head.host.kinds() == ["note deed", "keep netplan", "write", "try netplan", "take netplan back"]
     assert head.host.shown == [
         "spark-1: fabric: found netplan refusing: /etc/netplan/50-theirs.yaml:3:1: Error in 'ethernets'; "
         "wanted files that it can read; mend the one that it names; ours is taken back"

@@ -65,6 +65,14 @@ def test_image_is_built_on_the_head(sites: Sites) -> None:
     assert joined(site.host, job)
 
 
+@pytest.mark.parametrize("base", [None, "sha256:0b"])
+def test_a_base_that_we_pull_is_noted(sites: Sites, base: str | None) -> None:
+    (site,) = sites(1)
+    site.host.facts = {ImageId: lambda tag: base if tag == site.image_base else None}
+    lines = shell_lines(commands_of(image.built, site.host, site))
+    assert any("/did/image/example%2Fvllm@sha256:1111" in line for line in lines) is (base is None)
+
+
 def test_image_that_is_built_stays(sites: Sites) -> None:
     (site,) = sites(1)
     site.host.facts = {ImageId: "sha256:0a"}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_host import commands_of, follow
+from pyinfra.context import ctx_host
 
+from sparkstack.native import Budget
 from tasks import preflight
-from tasks.facts import Json, Survey
+from tasks.facts import ImageId, Json, Survey
 from tasks.site import Site
 
 Sites = Callable[..., list[Site]]
@@ -23,9 +26,20 @@ GOOD = {
     "python": "3.12.3",
     "memory_available": str(100 * GIB),
     "memory_total": str(119 * GIB),
-    "disk": {"/var/lib/sparkstack": 900 * GIB},
+    "disk": {"/var/lib/sparkstack": 900 * GIB, "/var/lib/docker": 900 * GIB},
+    "file_system": {"/var/lib/sparkstack": "/", "/var/lib/docker": "/"},
+    "docker_root": "/var/lib/docker",
+    "cma_total": str(GIB),
+    "cma_free": str(GIB // 2),
+    "container": "",
+    "kernels": {"6.14.0-1013-nvidia": "bootable nvidia", "6.11.0-1016-nvidia": "nvidia"},
+    "grub_default": "0",
+    "connectx": "0000:01:00.0 0002:01:00.0",
+    "log_read": "yes",
+    "log": [],
     "port": "free",
     "gpu": "NVIDIA GB10, 12.1, 580.95.05",
+    "cuda": "13.0",
     "docker": "28.3.3",
 }
 
@@ -36,14 +50,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(site: Site, manifest: Any = None, **changes: Any) -> list[Any]:
-    site.host.facts = {Survey: {**GOOD, **changes}, Json: manifest}
+    site.host.facts = {Survey: {**GOOD, **changes}, Json: manifest, ImageId: None}
     return commands_of(preflight.checks_pass, site.host, site)
 
 
 def failed(site: Site, commands: list[Any]) -> list[str]:
     """The lines that the user sees when the host fails."""
     assert not follow(commands, site.host)
-    return [line.removeprefix(f"{site.host.name}: ") for line in site.host.shown]
+    lines = [line.removeprefix(f"{site.host.name}: ") for line in site.host.shown]
+    return [line for line in lines if not line.startswith("not checked: ")]
 
 
 def test_a_good_spark_has_nothing_to_say(sites: Sites) -> None:
@@ -56,7 +71,19 @@ def test_a_good_spark_has_nothing_to_say(sites: Sites) -> None:
     ("changes", "line"),
     [
         ({"system": "ubuntu:22.04"}, "system: found ubuntu 22.04; wanted ubuntu 24.04; "),
-        ({"user": "nvidia"}, "sudo: found no root rights without a password; "),
+        ({"arch": "x86_64"}, "architecture: found x86_64; wanted aarch64; "),
+        ({"user": "nvidia"}, "sudo: found no root rights; wanted root rights; "),
+        ({"cma_free": str(2 * GIB)}, "contiguous memory: found CmaFree 2.0 GiB, CmaTotal 1.0 GiB; "),
+        ({"cuda": "12.8"}, "cuda: found 12.8; wanted 13.0 or newer; "),
+        ({"grub_first": "6.17.0-1"}, "next boot: found kernel 6.17.0-1 without nvidia.ko; "),
+        (
+            {"log": ["pcieport 0000:00:00.0: AER: Uncorrected (Fatal) error received: 0000:01:00.0"]},
+            "kernel log of ConnectX-7: found 1 line, the last: pcieport 0000:00:00.0: AER: Uncorrected ",
+        ),
+        (
+            {"log": ["NVRM: Check failed: Out of memory [NV_ERR_NO_MEMORY] from _memdescAllocInternal"]},
+            "kernel log of the GPU: found 1 line, the last: NVRM: Check failed: ",
+        ),
         ({"memory_available": str(2 * GIB)}, "memory: found 2.0 GiB available; wanted 3.0 GiB; "),
         (
             {"disk": {"/var/lib/sparkstack": GIB}},
@@ -64,7 +91,7 @@ def test_a_good_spark_has_nothing_to_say(sites: Sites) -> None:
         ),
         ({"port": "nginx"}, "port 8000: found nginx; wanted free, or ours; "),
         ({"gpu": ""}, "gpu: found no GPU; wanted one of compute capability 12.1; see `nvidia-smi` there"),
-        ({"gpu": "NVIDIA GB10, 12.1, 570.1"}, "driver: found 570.1; wanted 580 or newer; "),
+        ({"gpu": "NVIDIA GB10, 12.1, 570.1"}, "driver: found 570.1; wanted 580 or newer (default; "),
         # What nvidia-smi says on standard output when there is nothing to list.
         ({"gpu": "No devices were found"}, "gpu: found no GPU; "),
     ],
@@ -87,6 +114,40 @@ def test_every_problem_reaches_the_report(sites: Sites, monkeypatch: pytest.Monk
     monkeypatch.setattr("tasks.report.note_failure", lambda host, line: noted.append(line))
     failed(site, check(site, system="debian:12", port="nginx"))
     assert len(noted) == 2
+
+
+def test_what_was_not_checked_is_said(sites: Sites) -> None:
+    (site,) = sites(1)  # without a GPU
+    assert check(site, container="docker", log_read=None) == []
+    assert site.host.shown == [
+        "spark-1: not checked: gpu (accelerator is cpu), driver (accelerator is cpu), cuda (accelerator is "
+        "cpu), next boot (accelerator is cpu), kernel log of ConnectX-7 (a docker container has no kernel "
+        "journal of its own), kernel log of the GPU (a docker container has no kernel journal of its own)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "staged", "disk"),
+    [
+        # 6 GiB: 2 are downloaded, 2 written anew by the transform, 2 are the image.
+        ({}, {}, {"/var/lib/sparkstack": 4, "/var/lib/docker": 2}),
+        ({}, {"downloaded": str(GIB)}, {"/var/lib/sparkstack": 3, "/var/lib/docker": 2}),
+        ({}, {"image": "sha256:1"}, {"/var/lib/sparkstack": 4, "/var/lib/docker": 0}),
+        ({}, {"manifest": {"id": "x"}}, {"/var/lib/sparkstack": 0, "/var/lib/docker": 2}),
+        ({"docker_data_root": "/data"}, {}, {"/var/lib/sparkstack": 4, "/data": 2}),
+    ],
+)
+def test_room_is_asked_for_where_it_is_needed(
+    sites: Sites, data: dict[str, Any], staged: dict[str, Any], disk: dict[str, int]
+) -> None:
+    (site,) = sites(1, **data)
+    budget = Budget(memory_gib=3, disk_gib=6, download_gib=2)
+    site = replace(site, recipe=site.recipe.model_copy(update={"budget": budget}))
+    site.host.facts = {Json: staged.pop("manifest", None), ImageId: staged.pop("image", None)}
+    survey = {**GOOD, **staged}
+    with ctx_host.use(site.host):
+        wanted = preflight._wanted(site, survey, site.data.docker_data_root)
+    assert wanted.disk_bytes == {folder: size * GIB for folder, size in disk.items()}
 
 
 def test_room_for_a_staged_checkpoint_is_not_asked_for_again(sites: Sites) -> None:
@@ -119,7 +180,7 @@ def test_hosts_differ(sites: Sites) -> None:
     check(head)
     check(worker, kernel="6.11.0", gpu="NVIDIA GB10, 12.1, 575.1", clock="1090.0")
     assert not follow(commands_of(preflight.hosts_agree, head.host, head), head.host)
-    kernel, driver, clocks = head.host.shown
+    kernel, driver, clocks = (line for line in head.host.shown if "not checked" not in line)
     assert kernel.startswith(
         "all hosts: kernel: found spark-1 6.14.0-1013-nvidia, spark-2 6.11.0; wanted the same on all hosts"
     )

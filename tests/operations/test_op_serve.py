@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_host import commands_of, follow, kind_of
 
-from tasks import serve
+from sparkstack.machine import Machine, Unit
+from tasks import remote, serve
 from tasks.facts import Completes, ServeState
-from tasks.site import Site
+from tasks.machine import MachineState
+from tasks.site import UNIT, Site
 
 Sites = Callable[..., list[Site]]
 LACKS, STATE, RESTARTS, JOURNAL = "lacks", "state of rank", "restarts of rank", "journal of rank"
+
+KNOWN = Machine(units={UNIT: Unit("enabled", "active")})
+STALE = Machine(
+    units={UNIT: Unit("enabled", "active", stale=True)},
+    gpu_containers=("sparkstack-serve",),
+    cgroup_driver="systemd",
+)
 
 
 def in_states(sites: list[Site], **changes: str) -> None:
     """Both ranks serve this release, but for `changes` on the last one."""
     good = {"release": sites[0].release_id, "unit": "active", "container": "0a", "fabric": "same"}
     for site in sites:
-        site.host.facts = {ServeState: dict(good)}
-    sites[-1].host.facts = {ServeState: {**good, **changes}}
+        site.host.facts = {ServeState: good, MachineState: KNOWN}
+    sites[-1].host.facts |= {ServeState: {**good, **changes}}
 
 
 def test_a_release_that_serves_is_left_alone(sites: Sites) -> None:
@@ -145,7 +155,7 @@ def test_stop_all_switch_all_start_workers_first(sites: Sites, monkeypatch: Any)
     ranks = head, worker = sites(2)
     in_states(ranks, release="older")
     order: list[tuple[str, str]] = []
-    shell = serve.shell
+    shell = remote.shell
 
     def listen(host: Any, command: str, stdin: str | None = None) -> tuple[bool, str]:
         order.append((host.name, kind_of(command)))
@@ -230,3 +240,41 @@ def test_a_head_that_stops_answering(sites: Sites) -> None:
     worker.host.answers = {RESTARTS: "0"}
     assert not follow(commands_of(serve.activated, head.host, head), head.host)
     assert head.host.shown == ["spark-1: serve: the host stopped answering; run again"]
+
+
+@pytest.mark.parametrize(
+    ("state", "does"),
+    [
+        (KNOWN, "nothing"),
+        (Machine(units={UNIT: Unit("", "inactive")}), "reloads"),
+        (replace(STALE, gpu_containers=()), "reloads"),
+        (replace(STALE, cgroup_driver="cgroupfs"), "reloads"),
+        (STALE, "waits"),
+        (replace(STALE, gpu_containers=("sparkstack-serve", "jupyter")), "fails"),
+    ],
+)
+def test_no_reload_takes_the_gpu_away(sites: Sites, state: Machine, does: str) -> None:
+    (site,) = sites(1)
+    site.host.facts = {MachineState: state}
+    commands = commands_of(serve.unit_known, site.host)
+    went = follow(commands, site.host)
+    assert went is (does != "fails")
+    assert site.host.kinds() == (["know unit"] if does == "reloads" else [])
+    if does == "fails":
+        assert site.host.shown == [
+            "spark-1: serve: found container jupyter using the GPU under Docker's cgroup driver systemd; "
+            "wanted none while systemd reads its files again (it would lose the GPU); "
+            "stop it, or set docker_cgroupfs"
+        ]
+    if does == "waits":
+        assert "waits until the ranks are stopped" in site.host.noops[0]
+
+
+def test_the_reload_that_waited_comes_after_the_stop(sites: Sites) -> None:
+    (site,) = sites(1)
+    in_states([site], release="older")
+    stopped = replace(STALE, gpu_containers=())
+    site.host.facts[MachineState] = lambda **_: stopped if "stop rank" in site.host.kinds() else STALE
+    site.host.answers = {STATE: "active", RESTARTS: "0"}
+    assert follow(commands_of(serve.activated, site.host, site), site.host)
+    assert site.host.kinds()[:5] == ["lacks", "stop rank", "know unit", "switch rank", "start rank"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkstack.daemon_json import merge
+from sparkstack.daemon_json import combined, merge, unmerge
 from sparkstack.errors import SparkstackError
 
 LEAF = (
@@ -96,3 +96,66 @@ def _contains(merged: dict[str, Any], wanted: dict[str, Any]) -> None:
             _contains(merged[key], value)
         else:
             assert merged[key] == value
+
+
+BEFORE = '{"zeta": 1, "registry-mirrors": ["http://old"]}'
+OURS = {"registry-mirrors": ["http://new"], "mtu": 1450, "log-opts": {"max-size": "50m"}}
+
+
+@pytest.mark.parametrize(
+    "before", [None, "", " \n", "{}", BEFORE, '{ "mtu":1450 }', '{"log-opts": {}, "mtu": null}']
+)
+def test_taken_back_whole_it_is_as_before_byte_for_byte(before: str | None) -> None:
+    assert unmerge(merge(before, OURS), OURS, before) == before
+
+
+def test_settings_that_others_made_since_stay() -> None:
+    current = json.loads(merge(BEFORE, OURS))
+    current |= {"dns": ["10.0.0.1"], "mtu": 9000}
+    current["log-opts"]["max-file"] = "3"
+    current["registry-mirrors"].append("http://theirs")
+    assert json.loads(unmerge(json.dumps(current), OURS, BEFORE) or "") == {
+        "zeta": 1,
+        "registry-mirrors": ["http://old", "http://theirs"],
+        "log-opts": {"max-file": "3"},
+        "dns": ["10.0.0.1"],
+        "mtu": 9000,
+    }
+
+
+def test_settings_that_others_took_out_stay_out() -> None:
+    assert json.loads(unmerge('{"dns": []}', OURS, BEFORE) or "") == {"dns": []}
+    assert (
+        unmerge('{"registry-mirrors": ["http://both"]}', {"registry-mirrors": ["http://both"]}, None) is None
+    )
+
+
+def test_a_file_that_others_removed_stays_away() -> None:
+    assert unmerge(None, OURS, BEFORE) is None
+
+
+def test_where_nothing_is_ours_the_file_stays_byte_for_byte() -> None:
+    current = '{"a":1 }'
+    assert unmerge(current, {}, None) is current
+
+
+def test_what_is_no_object_is_not_touched_on_the_way_back() -> None:
+    with pytest.raises(SparkstackError, match="1:2: found invalid JSON"):
+        unmerge("{", OURS, None)
+
+
+@given(st.none() | OBJECT.map(json.dumps), st.lists(OBJECT, min_size=1, max_size=3))
+def test_what_runs_put_in_goes_without_a_trace(before: str | None, runs: list[dict[str, Any]]) -> None:
+    current = before
+    for wanted in runs:
+        current = merge(current, wanted)
+    assert unmerge(current, combined(runs), before) == before
+
+
+@given(OBJECT, OBJECT, OBJECT)
+def test_taking_back_twice_is_taking_back_once(
+    before: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    text = json.dumps(before)
+    once = unmerge(merge(merge(text, ours), theirs), ours, text)
+    assert unmerge(once, ours, text) == once

@@ -27,3 +27,12 @@ def test_the_same_plan_gives_the_same_bytes() -> None:
 
 def test_without_interfaces_there_is_nothing_to_set() -> None:
     assert yaml.safe_load(netplan.render(())) == {"network": {"version": 2}}
+
+
+def test_addresses_are_read_back() -> None:
+    interfaces = plan("pair", ["a", "b"]).of("b")
+    assert netplan.addresses(netplan.render(interfaces)) == [(i.name, i.cidr) for i in interfaces]
+    assert netplan.addresses(netplan.render(())) == []
+    assert (
+        netplan.addresses("network:\n  ethernets:\n    eth0:\n      addresses:\n        - 10.0.0.1/8\n") == []
+    )

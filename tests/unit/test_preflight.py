@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkstack.kernel import Grub, Kernel
 from sparkstack.preflight import CheckResult, Gpu, HostFacts, Wanted, across, check, nodes
 from sparkstack.recipe import load_recipe
 
@@ -19,9 +20,16 @@ FACTS = HostFacts(
     port_owner="free",
     sudo_ok=True,
     python_version="3.12.3",
-    gpu=Gpu("NVIDIA GB10", "12.1", "580.95.05"),
+    gpu=Gpu("NVIDIA GB10", "12.1", "580.95.05", "13.0"),
     kernel="6.14.0-1013-nvidia",
     clock_epoch_s=1000.0,
+    file_systems={"/var/lib/sparkstack": "/", "/var/lib/docker": "/"},
+    kernels=[Kernel("6.14.0-1013-nvidia", True, True), Kernel("6.11.0-1016-nvidia", True, True)],
+    grub=Grub(first="6.14.0-1013-nvidia", default="0"),
+    cma_total_bytes=GIB,
+    cma_free_bytes=GIB // 2,
+    kernel_log=[],
+    connectx=["0000:01:00.0", "0002:01:00.0"],
 )
 WANTED = Wanted(memory_bytes=90 * GIB, disk_bytes={"/var/lib/sparkstack": 200 * GIB})
 
@@ -34,7 +42,8 @@ def test_a_good_spark() -> None:
     results = check(FACTS, WANTED)
     assert {result.status for result in results} == {"ok"}
     assert [result.name for result in results] == [
-        "system", "sudo", "python", "memory", "disk /var/lib/sparkstack", "port 8000", "gpu", "driver"
+        "system", "architecture", "sudo", "python", "memory", "contiguous memory", "disk /var/lib/sparkstack",
+        "port 8000", "gpu", "driver", "cuda", "next boot", "kernel log of ConnectX-7", "kernel log of the GPU",
     ]  # fmt: skip
     assert str(results[0]) == "spark-1: system: ok (ubuntu 24.04)"
 
@@ -49,8 +58,8 @@ def test_a_good_spark() -> None:
         ),
         (
             replace(FACTS, sudo_ok=False),
-            "spark-1: sudo: found no root rights without a password; wanted root rights without a password; "
-            "add the user to sudoers with NOPASSWD",
+            "spark-1: sudo: found no root rights; wanted root rights; add the user to sudoers, and keep "
+            "`_sudo = True` in group_data",
         ),
         (
             replace(FACTS, python_version="3.8.10"),
@@ -70,23 +79,57 @@ def test_a_good_spark() -> None:
             "spark-1: port 8000: found nginx; wanted free, or ours; stop that process, or choose another serve.port",
         ),
         (
+            replace(FACTS, arch="x86_64"),
+            "spark-1: architecture: found x86_64; wanted aarch64; the images are built for a DGX Spark; use one",
+        ),
+        (
+            replace(FACTS, cma_free_bytes=2 * GIB),
+            "spark-1: contiguous memory: found CmaFree 2.0 GiB, CmaTotal 1.0 GiB; wanted CmaFree at most CmaTotal; "
+            "boot with kho=off on the kernel's command line, or take another kernel",
+        ),
+        (
+            replace(FACTS, gpu=Gpu("NVIDIA GB10", "12.1", "580.95.05", "12.8")),
+            "spark-1: cuda: found 12.8; wanted 13.0 or newer; upgrade DGX OS, and restart",
+        ),
+        (
+            replace(FACTS, kernels=[Kernel("6.17.0-1014-nvidia", True, False), *FACTS.kernels], grub=Grub()),
+            "spark-1: next boot: found kernel 6.17.0-1014-nvidia without nvidia.ko; wanted a kernel with "
+            "nvidia.ko; install the driver's modules for 6.17.0-1014-nvidia before you restart (now runs: "
+            "6.14.0-1013-nvidia)",
+        ),
+        (
+            replace(
+                FACTS, kernel_log=["mlx5_core 0000:01:00.0: poll_health:825:(pid 0): Fatal error 1 detected"]
+            ),
+            "spark-1: kernel log of ConnectX-7: found 1 line, the last: mlx5_core 0000:01:00.0: "
+            "poll_health:825:(pid 0): Fatal error 1 detected; wanted no PCIe (AER) or fatal mlx5 error since "
+            "boot; power both ends off, unplug QSFP cables and power for a minute, and start them again",
+        ),
+        (
+            replace(FACTS, kernel_log=["NVRM: NV_ERR_NO_MEMORY a", "NVRM: NV_ERR_NO_MEMORY b"]),
+            "spark-1: kernel log of the GPU: found 2 lines, the last: NVRM: NV_ERR_NO_MEMORY b; wanted no "
+            "NV_ERR_NO_MEMORY since boot; restart the Spark: it may stop without a word; then give the engine "
+            "less memory",
+        ),
+        (
+            replace(FACTS, gpu=Gpu("H200", "9.0", "580.1", "13.0")),
+            "spark-1: gpu: found H200, compute capability 9.0; wanted compute capability 12.1; the image is "
+            "built for a DGX Spark's GB10; use one",
+        ),
+        (
             replace(FACTS, gpu=None),
             "spark-1: gpu: found no GPU; wanted one of compute capability 12.1; see `nvidia-smi` there; after a "
             "kernel upgrade its driver modules may be missing",
         ),
         (
-            replace(FACTS, gpu=Gpu("H200", "9.0", "580.1")),
-            "spark-1: gpu: found H200, compute capability 9.0; wanted compute capability 12.1; the image is "
-            "built for a DGX Spark's GB10; use one",
-        ),
-        (
-            replace(FACTS, gpu=Gpu("NVIDIA GB10", "12.1", "575.57")),
-            "spark-1: driver: found 575.57; wanted 580 or newer; upgrade DGX OS, and restart",
+            replace(FACTS, gpu=Gpu("NVIDIA GB10", "12.1", "575.57", "13.0")),
+            "spark-1: driver: found 575.57; wanted 580 or newer (default; the recipe names none); upgrade DGX "
+            "OS, and restart",
         ),
     ],
 )
 def test_each_fault_is_one_line(facts: HostFacts, line: str) -> None:
-    failed = [result for result in check(facts, WANTED) if result.status != "ok"]
+    failed = [result for result in check(facts, WANTED) if result.status == "failed"]
     assert [str(result) for result in failed] == [line]
 
 
@@ -102,16 +145,64 @@ def test_accepted_systems_are_a_parameter() -> None:
 
 def test_without_a_gpu_on_cpu_the_gpu_is_not_checked() -> None:
     result = by_name(check(replace(FACTS, gpu=None), replace(WANTED, accelerator="cpu")))
-    assert result["gpu"].status == "not checked"
-    assert "driver" not in result
+    for name in ("gpu", "driver", "cuda", "next boot"):
+        assert result[name].status == "not checked"
     assert str(result["gpu"]) == "spark-1: gpu: not checked (accelerator is cpu)"
 
 
 def test_what_a_host_did_not_say_is_not_checked() -> None:
-    facts = replace(FACTS, port_owner=None, python_version=None, disk_free={})
-    results = by_name(check(facts, WANTED))
-    for name in ("port 8000", "python", "disk /var/lib/sparkstack"):
-        assert results[name].status == "not checked"
+    facts = replace(
+        FACTS,
+        port_owner=None,
+        python_version=None,
+        disk_free={},
+        arch="",
+        cma_free_bytes=None,
+        kernel_log=None,
+        kernels=[],
+        grub=Grub(),
+        gpu=Gpu("NVIDIA GB10", "12.1", "580.95.05", ""),
+    )
+    results = check(facts, WANTED)
+    assert {result.name for result in results if result.status == "not checked"} == {
+        "port 8000", "python", "disk /var/lib/sparkstack", "architecture", "contiguous memory", "cuda",
+        "next boot", "kernel log of ConnectX-7", "kernel log of the GPU",
+    }  # fmt: skip
+    assert not any(result.status == "failed" or result.remedy for result in results)
+
+
+def test_a_container_is_no_host_for_the_kernel() -> None:
+    results = by_name(check(replace(FACTS, container="docker", kernel_log=None), WANTED))
+    assert str(results["next boot"]) == (
+        "spark-1: next boot: not checked (a docker container boots no kernel)"
+    )
+    assert str(results["kernel log of the GPU"]) == (
+        "spark-1: kernel log of the GPU: not checked (a docker container has no kernel journal of its own)"
+    )
+
+
+def test_a_boot_entry_that_names_no_known_kernel_is_not_checked() -> None:
+    results = by_name(check(replace(FACTS, grub=Grub(default="1>2")), WANTED))
+    assert str(results["next boot"]) == (
+        "spark-1: next boot: not checked (cannot tell: which kernel GRUB's '1>2' is)"
+    )
+
+
+def test_folders_on_one_file_system_need_their_room_together() -> None:
+    disk = {"/var/lib/sparkstack": 300 * GIB, "/var/lib/docker": 250 * GIB}
+    free = {"/var/lib/sparkstack": 500 * GIB, "/var/lib/docker": 500 * GIB}
+    together = check(replace(FACTS, disk_free=free), replace(WANTED, disk_bytes=disk))
+    assert [str(result) for result in together if result.status == "failed"] == [
+        "spark-1: disk /var/lib/sparkstack + /var/lib/docker: found 500.0 GiB free; wanted 550.0 GiB; "
+        "free some of it; old checkpoints are the largest"
+    ]
+    apart = replace(
+        FACTS, disk_free=free, file_systems={"/var/lib/sparkstack": "/", "/var/lib/docker": "/data"}
+    )
+    results = [result for result in check(apart, replace(WANTED, disk_bytes=disk)) if "disk" in result.name]
+    assert [(result.name, result.status) for result in results] == [
+        ("disk /var/lib/sparkstack", "ok"), ("disk /var/lib/docker", "ok")
+    ]  # fmt: skip
 
 
 def test_while_our_server_runs_the_total_memory_counts() -> None:

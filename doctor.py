@@ -1,0 +1,10 @@
+"""Is everything as declared? The checks of preflight, and what a deployment would change; changes nothing.
+
+pyinfra inventories/lab.py doctor.py [-y | --dry] [--data only=docker,serve]
+"""
+
+from pyinfra import host
+
+from tasks import doctor, site
+
+doctor.examine(site.load(), site.stages(host.data.get("only")))

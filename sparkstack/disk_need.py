@@ -1,0 +1,59 @@
+"""How much room a recipe needs, and where: weights under the state folder, the image at Docker's root.
+
+A recipe's budget names the whole (`disk_gib`) and what is downloaded (`download_gib`). A transformed
+checkpoint is written anew, about as large as its source; the image is what remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sparkstack.native import Budget
+from sparkstack.units import GIB
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What a host has already."""
+
+    checkpoint: bool = False
+    image: bool = False
+    downloaded_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that are still to be written. `image` is None where the budget does not tell it apart: it is then
+    within `weights`."""
+
+    weights: int
+    image: int | None
+
+
+def need(budget: Budget, *, transformed: bool, head: bool, staged: Staged) -> Need:
+    """What this host still writes. The head downloads and transforms; the others receive one copy."""
+    whole = int(budget.disk_gib * GIB)
+    if budget.download_gib is None:
+        return Need(0 if staged.checkpoint else whole, 0 if staged.checkpoint else None)
+    download = int(budget.download_gib * GIB)
+    anew = min(download, max(whole - download, 0)) if transformed else 0
+    image = 0 if staged.image else max(whole - download - anew, 0)
+    if staged.checkpoint:
+        return Need(0, image)
+    if not head:
+        return Need(anew or download, image)
+    return Need(max(download - staged.downloaded_bytes, 0) + anew, image)
+
+
+def by_file_system(needs: Mapping[str, int], file_systems: Mapping[str, str]) -> list[tuple[list[str], int]]:
+    """(folders, bytes that they need together) for each file system, in the order of `needs`.
+
+    A folder whose file system is not known stands alone.
+    """
+    groups: dict[str, tuple[list[str], int]] = {}
+    for folder, size in needs.items():
+        key = file_systems.get(folder, f"unknown of {folder}")
+        folders, together = groups.get(key, ([], 0))
+        groups[key] = ([*folders, folder], together + size)
+    return list(groups.values())

@@ -1,0 +1,91 @@
+"""What Docker's daemon.json shall say on a host, and whether the daemon may be restarted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparkstack.errors import Problem
+
+NVIDIA_RUNTIME = {"path": "nvidia-container-runtime", "args": []}
+
+
+@dataclass(frozen=True)
+class DaemonFile:
+    """daemon.json as it is on the host. `kind`: "file", "absent", "symlink", "directory" or "other".
+
+    `validates`: dockerd knows --validate. `gpu`: a GPU and nvidia-ctk are there. `restart_due`: the file was
+    written and the daemon not restarted since. `links_to`: where a symlink leads.
+    """
+
+    kind: str = "absent"
+    text: str | None = None
+    mode: str = "644"
+    owner: str = "root:root"
+    links_to: str = ""
+    validates: bool = False
+    gpu: bool = False
+    restart_due: bool = False
+
+
+def wanted(data: Any, gpu: bool) -> dict[str, Any]:
+    """The settings of a site's knobs; `gpu`: the host has a GPU and NVIDIA's runtime.
+
+    `docker_settings` comes last: what a site says in Docker's own words wins.
+    """
+    settings: dict[str, Any] = {"registry-mirrors": list(data.docker_mirrors)}
+    if data.docker_log_options is not None:
+        settings |= {"log-driver": "json-file", "log-opts": dict(data.docker_log_options)}
+    if gpu and data.docker_nvidia_default:
+        settings |= {"default-runtime": "nvidia", "runtimes": {"nvidia": NVIDIA_RUNTIME}}
+    if gpu and data.docker_cgroupfs:
+        settings["exec-opts"] = ["native.cgroupdriver=cgroupfs"]
+    if data.docker_data_root:
+        settings["data-root"] = data.docker_data_root
+    return settings | dict(data.docker_settings)
+
+
+def unusable(name: str, path: str, file: DaemonFile) -> Problem | None:
+    """Why the file cannot be merged into; it is left as it is then."""
+    if file.kind in ("file", "absent"):
+        return None
+    found = f"a symlink to {file.links_to}" if file.kind == "symlink" else f"a {file.kind}"
+    remedy = "put a file in its place" if file.kind == "symlink" else "move it away"
+    return Problem(f"{name}: {path}", found, "a regular file or nothing", f"{remedy}, then run again")
+
+
+def restart_refused(name: str, serving: Mapping[str, str], allowed: bool) -> Problem | None:
+    """Why Docker must not be restarted now. `serving`: host -> release, of the ranks that serve."""
+    if not serving or allowed:
+        return None
+    ranks = ", ".join(f"{rank} (release {release or 'unknown'})" for rank, release in serving.items())
+    return Problem(
+        f"{name}: docker",
+        f"settings that need a restart of Docker, which would stop serving on {ranks}",
+        "a yes to that",
+        "run with --data restart_serving=yes, or when nothing serves",
+    )
+
+
+def mirror_warnings(name: str, answers: Mapping[str, str]) -> list[str]:
+    """A line for each mirror that does not answer as a registry. `answers`: mirror -> HTTP status or "".
+
+    401 is an answer: the registry is there and wants a login.
+    """
+    lines = []
+    for mirror, status in answers.items():
+        if status in ("200", "401"):
+            continue
+        found = f"HTTP status {status}" if status not in ("", "000") else "no answer"
+        lines.append(
+            str(
+                Problem(
+                    f"{name}: mirror {mirror}",
+                    found,
+                    "a registry at its /v2/",
+                    "correct docker_mirrors; Docker goes on to the next one",
+                )
+            )
+        )
+    return lines

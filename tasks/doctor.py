@@ -1,0 +1,168 @@
+"""The doctor: preflight's checks, and what a deployment would change. Nothing is executed, in any mode.
+
+The very deploy functions of deploy.py declare their operations; each is evaluated as pyinfra does to detect
+changes, which only asks for facts, and then all of them are dropped. What a deployment manages is so covered
+by construction. The last host to be done shows the result and ends the run before its execution.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from pyinfra import host
+from pyinfra.api import FunctionCommand, StringCommand
+from rich.console import Console
+
+from sparkstack import differences
+from sparkstack.doctor import Diagnosis, Line
+from tasks import access, benchmark, checkpoint, conda, docker, drift, fabric, image, preflight, serve
+from tasks import host as host_task
+from tasks.facts import FileStates
+from tasks.files import WriteFile
+from tasks.report import REPORTS
+from tasks.site import Site
+
+# What deploy.py calls for each stage; a test holds the two against each other.
+DEPLOYS: dict[str, Any] = {
+    "host": host_task.deploy_host,
+    "docker": docker.deploy_docker,
+    "conda": conda.deploy_conda,
+    "fabric": fabric.deploy_fabric,
+    "image": image.deploy_image,
+    "checkpoint": checkpoint.deploy_checkpoint,
+    "serve": serve.deploy_serve,
+    "benchmark": benchmark.deploy_benchmark,
+}
+
+_done: dict[str, list[Line]] = {}
+
+
+def examine(site: Site, stages: list[str]) -> None:
+    """Examine the current host; with the last one the run ends: exit status 1 on any failure or drift."""
+    state = site.host.state
+    # Operations are evaluated here, once and to their end, and not by pyinfra.
+    state.check_for_changes = False
+    # A host that stops answering is a line of the result; nobody is asked whether to go on.
+    state.should_raise_failed_hosts = lambda state: True
+    try:
+        _done[host.name] = _examined(site, stages)
+    finally:
+        _drop(state, site.host)
+    if set(_done) >= {one.name for one in state.activated_hosts}:
+        sys.exit(_conclude(site, stages))
+
+
+def _examined(site: Site, stages: list[str]) -> list[Line]:
+    try:
+        found = access.problem(site.host)
+    except Exception as error:
+        return [Line(host.name, "preflight", "connection", "failed", _words(error), "answers")]
+    if found is not None:
+        return [
+            Line(host.name, "preflight", "sudo", "failed", found.found, found.wanted, found.remedy),
+            Line(host.name, "preflight", "everything else", "not checked", "no root rights"),
+        ]
+    lines: list[Line] = []
+    if "preflight" in stages:
+        lines += _guarded(
+            "preflight", "facts", lambda: [Line.of_check(one) for one in preflight.judged(site)]
+        )
+    for stage in stages:
+        if stage in DEPLOYS:
+            lines += _guarded(stage, "declaration", lambda stage=stage: _drifts(site, stage))  # type: ignore[misc]
+    return lines
+
+
+def _guarded(stage: str, check: str, look: Callable[[], list[Line]]) -> list[Line]:
+    """A look that breaks is a line, too: the other stages and hosts are looked at all the same."""
+    try:
+        return look()
+    except Exception as error:
+        return [Line.of_failure(host.name, stage, check, _words(error))]
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _drifts(site: Site, stage: str) -> list[Line]:
+    """The operations of a stage, each as it stands on this host."""
+    state, me = site.host.state, site.host
+    DEPLOYS[stage](site)
+    lines: list[Line] = []
+    for op_hash in me.op_hash_order:
+        operation = state.ops[me][op_hash]
+        name = next(iter(state.op_meta[op_hash].names)).removeprefix(f"{stage} | ")
+        # Where an operation hangs on another one's change, that one says it.
+        if not operation.global_arguments.get("_if"):
+            lines += _guarded(stage, name, lambda o=operation, n=name: _evaluated(site, stage, n, o))  # type: ignore[misc]
+    _drop(state, me)
+    return lines
+
+
+def _evaluated(site: Site, stage: str, name: str, operation: Any) -> list[Line]:
+    with drift.listen(host.name) as told:
+        commands = list(operation.command_generator())
+    remedy = f"run deploy.py --data only={stage}"
+    things = {one.thing for one in told}
+    told += [one for one in _files(site, commands) if one.thing not in things]
+    lines = [Line(one.host, stage, one.thing, "drift", one.found, one.wanted, remedy) for one in told]
+    for command in commands:
+        for said in getattr(getattr(command, "function", None), "lines", ()):
+            lines.append(Line.of_failure(host.name, stage, name, said))
+    if lines:
+        return lines
+    if commands:
+        return [Line(host.name, stage, name, "drift", _would(commands[0]), "nothing to do", remedy)]
+    return [Line(host.name, stage, name, "ok", "as declared")]
+
+
+def _files(site: Site, commands: list[Any]) -> list[drift.Difference]:
+    """The files that an operation would write, and how each differs; not those that only carry its work."""
+    work = f"{site.data.state_dir}/"
+    files = [command.file for command in commands if isinstance(command, WriteFile)]
+    files = [file for file in files if not file.path.startswith(work)]
+    states = host.get_fact(FileStates, paths=[file.path for file in files]) if files else {}
+    return [
+        drift.Difference(host.name, file.path, *differences.of_file(states.get(file.path), file.wanted()))
+        for file in files
+        if states.get(file.path) != file.wanted()
+    ]
+
+
+def _would(command: Any) -> str:
+    """A command that a deployment would run, as the sign of what differs; without the notes for undoing."""
+    if isinstance(command, FunctionCommand):
+        return f"that {command.function.__name__.strip('_')} would run"
+    # As text a command shows its secrets as stars.
+    text = " ".join(str(command).split()) if isinstance(command, StringCommand) else type(command).__name__
+    text = text.rpartition(" ) && ")[2]
+    return f"that `{text[:160]}` would run"
+
+
+def _drop(state: Any, me: Any) -> None:
+    """Take this host's operations out of the run."""
+    state.ops[me].clear()
+    me.op_hash_order.clear()
+
+
+def _conclude(site: Site, stages: list[str]) -> int:
+    """Show and keep the result of all hosts; the exit status."""
+    lines = [line for one in site.hosts for line in _done.get(one.name, [_unreachable(one.name)])]
+    if "preflight" in stages:
+        compared = preflight.compared([one.name for one in site.hosts])
+        lines = [*map(Line.of_check, compared), *lines]
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    diagnosis = Diagnosis(stamp, site.recipe.name, site.release_id, list(dict.fromkeys(lines)))
+    path = REPORTS / f"doctor-{stamp}.json"
+    diagnosis.write(path)
+    diagnosis.render(Console())
+    print(f"report: {path}", flush=True)
+    return 0 if diagnosis.ok else 1
+
+
+def _unreachable(name: str) -> Line:
+    return Line(name, "preflight", "connection", "failed", "no connection", "an answer by SSH")

@@ -1,0 +1,43 @@
+# What the host is now, below Docker, as KEY=VALUE lines (sparkstack/machine.py reads them). Arguments: units,
+# then "--", then packages or patterns of packages. Changes nothing and never fails: what is not there is empty.
+echo "due=$(ls /run/sparkstack-due 2>/dev/null | tr '\n' ' ')"
+echo "container=$(systemd-detect-virt --container 2>/dev/null)"
+echo "swappiness=$(cat /proc/sys/vm/swappiness 2>/dev/null)"
+awk 'NR > 1 {printf "%s ", $1; used += $4 * 1024} END {printf "\nswap_used=%.0f\n", used}' /proc/swaps | sed '1s/^/swaps=/'
+awk '/^MemAvailable/ {printf "memory_available=%.0f\n", $2 * 1024}' /proc/meminfo
+echo "target=$(systemctl get-default 2>/dev/null)"
+
+units=
+while [ "$#" -gt 0 ] && [ "$1" != -- ]; do
+    units="$units $1"
+    shift
+done
+shift
+# Unit names have no blanks; one call for all of them, one block of lines a unit.
+# shellcheck disable=SC2086
+systemctl show -p Id -p UnitFileState -p ActiveState -p NeedDaemonReload -p OOMScoreAdjust $units 2>/dev/null | awk -F= '
+    function tell() { if (id != "") print "unit:" id "=" enabled "," active "," stale "," score; id = enabled = active = stale = score = "" }
+    $1 == "" { tell() }
+    $1 == "Id" { id = $2 }
+    $1 == "UnitFileState" { enabled = $2 }
+    $1 == "ActiveState" { active = $2 }
+    $1 == "NeedDaemonReload" { stale = $2 }
+    $1 == "OOMScoreAdjust" { score = $2 }
+    END { tell() }'
+
+if [ "$#" -gt 0 ]; then
+    echo "installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "$@" 2>/dev/null | awk '$2 == "installed" {print $1}' | sort -u | tr '\n' ' ')"
+    echo "held=$(apt-mark showhold 2>/dev/null | tr '\n' ' ')"
+fi
+
+if command -v nvidia-smi >/dev/null; then
+    echo "gpu=yes"
+fi
+# Which containers use a GPU matters only where there is one.
+if command -v nvidia-smi >/dev/null && command -v docker >/dev/null; then
+    echo "cgroup_driver=$(docker info -f '{{.CgroupDriver}}' 2>/dev/null)"
+    echo "gpu_containers=$(docker ps -q 2>/dev/null | xargs -r docker inspect \
+        -f '{{.Name}} {{.HostConfig.Runtime}} {{json .HostConfig.DeviceRequests}}' 2>/dev/null |
+        awk '$2 == "nvidia" || ($3 != "null" && $3 != "[]") {sub("^/", "", $1); print $1}' | tr '\n' ' ')"
+fi
+true

@@ -1,0 +1,154 @@
+"""The facts of the host and of Docker, asked by a real shell; stand-ins for nvidia-smi and docker."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstack.docker_settings import DaemonFile
+from tasks import docker
+from tasks.docker import DaemonJson, Mirrors
+from tasks.host import Account
+from tasks.machine import MachineState
+
+Ask = Callable[..., Any]
+
+SYSTEMCTL = """[ "$1" != get-default ] || { echo graphical.target; exit; }
+cat <<'UNITS'
+Id=ssh.service
+ActiveState=active
+UnitFileState=enabled
+NeedDaemonReload=yes
+OOMScoreAdjust=-1000
+
+Id=earlyoom.service
+ActiveState=inactive
+UnitFileState=
+NeedDaemonReload=no
+UNITS"""
+
+DOCKER = """case $1 in
+info) echo systemd ;;
+ps) echo 1; echo 2; echo 3; echo 4 ;;
+inspect)
+echo '/gpus-all runc [{"Driver":"","Count":-1,"Capabilities":[["gpu"]]}]'
+echo '/by-runtime nvidia null'
+echo '/plain runc null'
+echo '/cdi-empty runc []' ;;
+esac"""
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """`ask(FACT, {tool: script}, **arguments)`; a tool of the machine with that name is hidden."""
+
+    def make(fact: Any, tools: dict[str, str] | None = None, **arguments: Any) -> Any:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        for name, body in (tools or {}).items():
+            (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+            (folder / name).chmod(0o755)
+        done = subprocess.run(
+            ["sh", "-c", fact().command(**arguments)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        lines = [line.rstrip("\n") for line in done.stdout.splitlines()]
+        return fact().process(lines) if lines else fact.default()
+
+    return make
+
+
+def test_a_gpu_and_who_uses_it(ask: Ask) -> None:
+    tools = {
+        "systemctl": SYSTEMCTL,
+        "docker": DOCKER,
+        "nvidia-smi": "true",
+        "dpkg-query": "printf 'curl installed\\nvim config-files\\nlinux-image-6.17 installed\\n'",
+        "apt-mark": "echo linux-image-6.17",
+        "systemd-detect-virt": "echo none; exit 1",
+    }
+    state = ask(MachineState, tools, packages=["curl", "linux-image-*"])
+    assert state.gpu and not state.container
+    assert (state.cgroup_driver, state.gpu_containers) == ("systemd", ("gpus-all", "by-runtime"))
+    assert (state.installed, state.held) == ({"curl", "linux-image-6.17"}, {"linux-image-6.17"})
+    ssh, earlyoom = state.unit("ssh.service"), state.unit("earlyoom.service")
+    assert (ssh.enabled, ssh.active, ssh.stale, ssh.oom_score) == ("enabled", "active", True, "-1000")
+    assert (earlyoom.enabled, earlyoom.runs) == ("", False)
+    assert state.target == "graphical.target"
+
+
+def test_no_packages_are_asked_for_where_none_matter(ask: Ask) -> None:
+    state = ask(
+        MachineState, {"dpkg-query": "exit 9", "apt-mark": "echo no"}, packages=[], units=["a.service"]
+    )
+    assert (state.installed, state.held) == (frozenset(), frozenset())
+
+
+@pytest.mark.parametrize("help_text", ["--validate  Validate", "--version"])
+@pytest.mark.parametrize("text", ['{"a": 1}\n', "", "\n\n", "{}"])
+def test_daemon_json_as_it_is(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, help_text: str
+) -> None:
+    monkeypatch.setattr(docker, "DUE", str(tmp_path / "due"))
+    path = tmp_path / "daemon.json"
+    path.write_text(text)
+    path.chmod(0o640)
+    found = ask(DaemonJson, {"dockerd": f"echo '      {help_text}'"}, path=str(path))
+    assert (found.kind, found.text, found.mode) == ("file", text, "640")
+    assert (found.validates, found.restart_due) == ("validate" in help_text, False)
+
+
+def test_what_is_no_file(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "DUE", str(tmp_path / "due"))
+    (tmp_path / "due").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "dead").symlink_to("/nowhere/d.json")
+    kinds = {}
+    for name in ("none", "folder", "dead"):
+        found: DaemonFile = ask(DaemonJson, {"dockerd": "true"}, path=str(tmp_path / name))
+        kinds[name] = (found.kind, found.text, found.links_to)
+        assert found.restart_due
+    assert kinds == {
+        "none": ("absent", None, ""),
+        "folder": ("directory", None, ""),
+        "dead": ("symlink", None, "/nowhere/d.json"),
+    }
+
+
+def test_accounts(ask: Ask) -> None:
+    known = ask(Account, user="root")
+    assert known["exists"] and "root" in known["groups"]
+    assert ask(Account, user="no-such-user") == {"exists": False, "groups": [], "docker": known["docker"]}
+
+
+@pytest.fixture
+def registry() -> Iterator[str]:
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(401 if self.path == "/v2/" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_mirrors_are_asked_at_v2(ask: Ask, registry: str) -> None:
+    mirrors = [registry, f"{registry}/", f"{registry}/other", "http://127.0.0.1:9"]
+    statuses = ask(Mirrors, mirrors=mirrors)
+    assert statuses == dict(zip(mirrors, ["401", "401", "404", "000"], strict=True))

@@ -1,0 +1,203 @@
+"""The doctor evaluates what deploy.py declares, executes nothing, and ends the run with the right status."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyinfra.api import FunctionCommand, StringCommand
+from pyinfra.context import ctx_host
+
+from sparkstack.doctor import Line
+from sparkstack.stages import STAGES
+from tasks import doctor, drift, remote
+from tasks.facts import FileStates
+from tasks.files import ManagedFile
+from tasks.site import ROOT, Site
+
+Sites = Callable[..., list[Site]]
+FILE = ManagedFile.text("/etc/a.conf", "a\n")
+BROKEN = {FILE.path: {**FILE.wanted(), "mode": "600"}}
+
+
+def test_the_doctor_knows_what_deploy_calls() -> None:
+    calls = set()
+    for node in ast.walk(ast.parse((ROOT / "deploy.py").read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1].startswith("deploy_"):
+            calls.add(ast.unparse(node.func).split(".")[-1])
+    assert {function.__name__ for function in doctor.DEPLOYS.values()} | {"deploy_preflight"} == calls
+    assert ["preflight", *doctor.DEPLOYS] == list(STAGES)
+
+
+class Run:
+    """One stage, "host", whose operations are what the test gives, on hosts that share a state."""
+
+    def __init__(self, sites: list[Site], monkeypatch: pytest.MonkeyPatch, reports: Path) -> None:
+        self.sites, self.reports = sites, reports
+        hosts: list[Any] = [site.host for site in sites]
+        self.state = SimpleNamespace(
+            check_for_changes=True,
+            is_executing=False,
+            activated_hosts=set(),
+            ops={},
+            op_meta={},
+        )
+        for host in hosts:
+            host.state, host.op_hash_order = self.state, []
+            self.state.ops[id(host)] = {}
+        self.state.ops = {host: {} for host in hosts}
+        self.state.activated_hosts = set(hosts)
+        self.operations: dict[str, Callable[[], Iterator[Any]]] = {}
+        self.only_if: dict[str, Any] = {}
+        monkeypatch.setattr(doctor, "DEPLOYS", {"host": self.declare})
+        monkeypatch.setattr(doctor, "_done", {})
+        monkeypatch.setattr(doctor, "REPORTS", reports)
+        monkeypatch.setattr(doctor.access, "problem", lambda host: None)
+
+    def declare(self, site: Site) -> None:
+        for name, generator in self.operations.items():
+            arguments = {"_if": self.only_if.get(name)}
+            self.state.ops[site.host][name] = SimpleNamespace(
+                global_arguments=arguments, command_generator=generator
+            )
+            self.state.op_meta[name] = SimpleNamespace(names={f"host | {name}"})
+            site.host.op_hash_order.append(name)
+
+    def __call__(self, **operations: Callable[[], Iterator[Any]]) -> tuple[int, list[Line]]:
+        self.operations = operations
+        for site in self.sites:
+            with ctx_host.use(site.host):
+                if site is self.sites[-1]:
+                    with pytest.raises(SystemExit) as ended:
+                        doctor.examine(site, ["host"])
+                else:
+                    doctor.examine(site, ["host"])
+        assert all(not site.host.op_hash_order and not self.state.ops[site.host] for site in self.sites)
+        assert all(site.host.heard == [] for site in self.sites), "a command was run"
+        (report,) = self.reports.glob("doctor-*.json")
+        value = json.loads(report.read_text())
+        assert value["ok"] is (ended.value.code == 0)
+        return int(str(ended.value.code)), [Line(**line) for line in value["lines"]]
+
+
+@pytest.fixture
+def run(sites: Sites, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    return Run(sites(1), monkeypatch, tmp_path)
+
+
+def nothing() -> Iterator[Any]:
+    yield from ()
+
+
+def test_as_declared(run: Run) -> None:
+    assert run(quiet=nothing) == (0, [Line("spark-1", "host", "quiet", "ok", "as declared")])
+    assert run.state.check_for_changes is False
+
+
+def test_a_file_is_named_with_what_differs(run: Run) -> None:
+    run.sites[0].host.facts = {FileStates: BROKEN}
+
+    def files() -> Iterator[Any]:
+        yield FILE.write()
+
+    remedy = "run deploy.py --data only=host"
+    assert run(files=files) == (
+        1,
+        [Line("spark-1", "host", "/etc/a.conf", "drift", "mode 600", "mode 644", remedy)],
+    )
+
+
+def test_what_an_operation_says_comes_first_and_files_are_added_once(run: Run) -> None:
+    run.sites[0].host.facts = {FileStates: BROKEN}
+
+    def both() -> Iterator[Any]:
+        drift.differs("a.service", "disabled", "enabled", host="spark-2")
+        drift.differs(FILE.path, "odd", "even")
+        yield FILE.write()
+        yield ManagedFile.text("/var/lib/sparkstack/plans/x.json", "{}").write()  # only carries the work
+
+    code, lines = run(both=both)
+    assert code == 1
+    assert [(line.host, line.check, line.found) for line in lines] == [
+        ("spark-2", "a.service", "disabled"), ("spark-1", "/etc/a.conf", "odd")
+    ]  # fmt: skip
+
+
+def test_an_operation_that_says_nothing_shows_its_command(run: Run) -> None:
+    def shell() -> Iterator[Any]:
+        yield StringCommand("( f=/etc/sparkstack/undo; touch $f ) && systemctl enable docker.service")
+
+    def function() -> Iterator[Any]:
+        yield FunctionCommand(_activate, (), {})
+
+    _, lines = run(shell=shell, function=function)
+    assert [(line.check, line.found) for line in lines] == [
+        ("shell", "that `systemctl enable docker.service` would run"),
+        ("function", "that activate would run"),
+    ]
+
+
+def _activate(state: Any, host: Any) -> bool:
+    raise AssertionError("the doctor executes nothing")
+
+
+def test_a_failure_is_told_and_not_run(run: Run) -> None:
+    def fails() -> Iterator[Any]:
+        yield remote.fail("spark-1: host: user: found no user x; wanted one; create it")
+
+    assert run(fails=fails) == (
+        1,
+        [Line("spark-1", "host", "user", "failed", "no user x", "one", "create it")],
+    )
+
+
+def test_what_hangs_on_another_change_is_not_counted(run: Run) -> None:
+    def reload() -> Iterator[Any]:
+        yield StringCommand("systemctl daemon-reload")
+
+    run.only_if["reload"] = lambda: True
+    assert run(reload=reload) == (0, [])
+
+
+def test_an_operation_that_breaks_is_a_line_and_the_next_one_is_looked_at(run: Run) -> None:
+    def breaks() -> Iterator[Any]:
+        raise OSError("no\nanswer")
+        yield
+
+    code, lines = run(breaks=breaks, quiet=nothing)
+    assert code == 1
+    assert [(line.check, line.status, line.found) for line in lines] == [
+        ("breaks", "failed", "no answer"), ("quiet", "ok", "as declared")
+    ]  # fmt: skip
+
+
+def test_only_the_last_host_ends_the_run(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code, lines = Run(sites(2), monkeypatch, tmp_path)(quiet=nothing)
+    assert (code, [line.host for line in lines]) == (0, ["spark-1", "spark-2"])
+
+
+def test_a_host_without_connection_is_a_failure(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = Run(sites(2), monkeypatch, tmp_path)
+    gone = run.sites.pop()
+    run.state.activated_hosts.discard(gone.host)
+    code, lines = run(quiet=nothing)
+    assert code == 1
+    assert str(lines[1]) == (
+        "spark-2: preflight: connection: failed: found no connection; wanted an answer by SSH"
+    )
+
+
+def test_without_root_rights_nothing_else_is_called_ok(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = doctor.access.Problem("spark-1: sudo", "no rights", "root rights", "add them")
+    monkeypatch.setattr(doctor.access, "problem", lambda host: problem)
+    code, lines = run(quiet=nothing)
+    assert (code, [line.status for line in lines]) == (1, ["failed", "not checked"])

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from sparkstack.disk_need import Need, Staged, by_file_system, need
+from sparkstack.native import Budget
+from sparkstack.units import GIB
+
+# 81 GB of source, written anew, and the image.
+BUDGET = Budget(memory_gib=118, disk_gib=190, download_gib=76)
+
+
+@pytest.mark.parametrize(
+    ("staged", "head", "transformed", "weights", "image"),
+    [
+        (Staged(), True, True, 152, 38),
+        (Staged(), True, False, 76, 114),
+        (Staged(), False, True, 76, 38),  # a worker receives one copy
+        (Staged(downloaded_bytes=70 * GIB), True, True, 82, 38),
+        (Staged(downloaded_bytes=99 * GIB), True, True, 76, 38),
+        (Staged(checkpoint=True), True, True, 0, 38),
+        (Staged(checkpoint=True, image=True), False, True, 0, 0),
+        (Staged(image=True), True, True, 152, 0),
+    ],
+)
+def test_need(staged: Staged, head: bool, transformed: bool, weights: int, image: int) -> None:
+    found = need(BUDGET, transformed=transformed, head=head, staged=staged)
+    assert found == Need(weights * GIB, image * GIB)
+
+
+def test_a_budget_of_one_figure_is_asked_for_as_a_whole() -> None:
+    budget = Budget(memory_gib=3, disk_gib=6)
+    assert need(budget, transformed=True, head=True, staged=Staged()) == Need(6 * GIB, None)
+    assert need(budget, transformed=True, head=True, staged=Staged(checkpoint=True)) == Need(0, 0)
+
+
+def test_a_transform_that_writes_less_than_it_reads() -> None:
+    budget = Budget(memory_gib=3, disk_gib=6, download_gib=5)
+    assert need(budget, transformed=True, head=True, staged=Staged()) == Need(6 * GIB, 0)
+
+
+def test_folders_by_their_file_system() -> None:
+    needs = {"/a": 1, "/b": 2, "/c": 4, "/d": 8}
+    assert by_file_system(needs, {"/a": "/", "/b": "/data", "/c": "/"}) == [
+        (["/a", "/c"], 5), (["/b"], 2), (["/d"], 8)
+    ]  # fmt: skip

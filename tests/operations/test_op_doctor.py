@@ -193,8 +193,8 @@ def test_a_host_without_connection_is_a_failure(
     code, lines = run(quiet=nothing)
     assert code == 1
     assert str(lines[1]) == (
-        "spark-2: preflight: connection: failed: found no connection; wanted an answer by SSH; see that it is "
-        "on, and that its address in the inventory is right"
+        "spark-2: preflight: connection: failed: found no connection; wanted an answer by SSH; see that it "
+        "is on, and that its address in the inventory is right"
     )
 
 

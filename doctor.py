@@ -7,4 +7,4 @@ from pyinfra import host
 
 from tasks import doctor, site
 
-doctor.examine(site.load(), site.stages(host.data.get("only")))
+doctor.examine(site.load(whole=False), site.stages(host.data.get("only")))

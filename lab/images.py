@@ -21,6 +21,7 @@ PACKAGES = (
     "dbus",
     "docker-registry",
     "docker.io",
+    "earlyoom",  # installed by apt where it is missing; here so that the lab needs no mirror
     "ethtool",
     "iperf3",
     "iproute2",

@@ -50,6 +50,21 @@ def unmerge(current: str | None, ours: Mapping[str, Any], before: str | None) ->
     return current if _same(rest, found) else json.dumps(rest, indent=4, ensure_ascii=False) + "\n"
 
 
+def dropped(ours: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What we had put in (`ours`) and do not want any more: keys, and keys inside of objects."""
+    gone: dict[str, Any] = {}
+    for key, value in ours.items():
+        if key not in wanted:
+            gone[key] = value
+        elif (
+            isinstance(value, Mapping)
+            and isinstance(wanted[key], Mapping)
+            and (inner := dropped(value, wanted[key]))
+        ):
+            gone[key] = inner
+    return gone
+
+
 def combined(settings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """All that several runs put in, in their order: what a later one does not name stayed from an earlier."""
     ours: dict[str, Any] = {}

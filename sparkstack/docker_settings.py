@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparkstack.errors import Problem
@@ -16,7 +16,8 @@ class DaemonFile:
     """daemon.json as it is on the host. `kind`: "file", "absent", "symlink", "directory" or "other".
 
     `validates`: dockerd knows --validate. `gpu`: a GPU and nvidia-ctk are there. `restart_due`: the file was
-    written and the daemon not restarted since. `links_to`: where a symlink leads.
+    written and the daemon not restarted since. `links_to`: where a symlink leads. `ours`: the settings that
+    the last run put in, `before` the text from before the first one.
     """
 
     kind: str = "absent"
@@ -27,6 +28,8 @@ class DaemonFile:
     validates: bool = False
     gpu: bool = False
     restart_due: bool = False
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    before: str | None = None
 
 
 def wanted(data: Any, gpu: bool) -> dict[str, Any]:

@@ -6,6 +6,8 @@ starts them after, in rank order (`--data restart_serving=yes`).
 
 from __future__ import annotations
 
+import base64
+import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -45,7 +47,10 @@ class DaemonJson(FactBase[DaemonFile]):
             '[ $k != file ] || stat -c "stat=%a %U:%G" "$p"; '
             'dockerd --help 2>/dev/null | grep -q -e --validate && echo "validates=yes"; '
             "command -v nvidia-smi >/dev/null && command -v nvidia-ctk >/dev/null && echo gpu=yes; "
-            f'[ ! -e {DUE} ] || echo restart_due=yes; echo "text="; [ $k != file ] || {{ cat "$p"; echo .; }}'
+            f"[ ! -e {DUE} ] || echo restart_due=yes; "
+            f'echo "ours=$(tail -n 1 {undo.ROOT}/settings"$p" 2>/dev/null)"; '
+            '[ ! -f "$p.before-sparkstack" ] || echo "before=$(base64 -w 0 "$p.before-sparkstack")"; '
+            'echo "text="; [ $k != file ] || { cat "$p"; echo .; }'
         )
 
     def process(self, output: list[str]) -> DaemonFile:
@@ -61,6 +66,8 @@ class DaemonJson(FactBase[DaemonFile]):
             validates="validates" in found,
             gpu="gpu" in found,
             restart_due="restart_due" in found,
+            ours=json.loads(found.get("ours") or "{}"),
+            before=base64.b64decode(found["before"]).decode() if "before" in found else None,
         )
 
 
@@ -105,7 +112,8 @@ def mirrors_answer(mirrors: list[str]) -> Commands:
 
 @operation()
 def merged_daemon_json(site: Site, path: str) -> Commands:
-    """Merge the site's settings into Docker's daemon.json; keys of others stay, lists become exactly ours.
+    """Merge the site's settings into Docker's daemon.json; keys of others stay, lists become exactly ours,
+    and what the last run put in and is not declared any more goes.
 
     No-op when the file already says so. Mode and owner stay; the file as it was before our first change stays
     beside it as `<path>.before-sparkstack`. The new text is tried with `dockerd --validate` where that
@@ -118,7 +126,9 @@ def merged_daemon_json(site: Site, path: str) -> Commands:
         return
     settings = docker_settings.wanted(site.data, file.gpu)
     try:
-        wanted = daemon_json.merge(file.text, settings)
+        gone = daemon_json.dropped(file.ours, settings)
+        rest = daemon_json.unmerge(file.text, gone, file.before) if gone else file.text
+        wanted = daemon_json.merge(rest, settings)
     except SparkstackError as error:
         yield fail(*(f"{host.name}: {line}" for line in error.lines))
         return

@@ -151,7 +151,7 @@ def _drop(state: Any, me: Any) -> None:
 
 def _conclude(site: Site, stages: list[str]) -> int:
     """Show and keep the result of all hosts; the exit status."""
-    lines = [line for one in site.hosts for line in _done.get(one.name, [_unreachable(one.name)])]
+    lines = [line for one in site.hosts for line in _done.get(one.name, [_not_examined(one)])]
     if "preflight" in stages:
         compared = preflight.compared([one.name for one in site.hosts])
         lines = [*map(Line.of_check, compared), *lines]
@@ -164,5 +164,8 @@ def _conclude(site: Site, stages: list[str]) -> int:
     return 0 if diagnosis.ok else 1
 
 
-def _unreachable(name: str) -> Line:
-    return Line(name, "preflight", "connection", "failed", "no connection", "an answer by SSH")
+def _not_examined(one: Any) -> Line:
+    if not one.state.is_host_in_limit(one):
+        return Line(one.name, "preflight", "everything", "not checked", "left out by --limit or --exclude")
+    remedy = "see that it is on, and that its address in the inventory is right"
+    return Line(one.name, "preflight", "connection", "failed", "no connection", "an answer by SSH", remedy)

@@ -77,7 +77,8 @@ def note_benchmark(site: Any, measurement: dict[str, Any], verdict: dict[str, An
     """Where the endpoint is, what was measured there, and how it was judged."""
     if _report is not None:
         _report.endpoint = site.endpoint
-        _report.head = site.head.name
+        # This machine needs no ssh to ask itself.
+        _report.head = None if site.head.name == "@local" else site.head.name
         _report.model = site.served_model
         _report.measurement = measurement
         _report.verdict = verdict

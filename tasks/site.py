@@ -292,14 +292,17 @@ def _recipe(name: str) -> recipe.Recipe:
     return recipe.load_recipe(path)
 
 
-def load() -> Site:
-    """The site as the current host sees it. Errors: SiteError, a line for each wrong declaration."""
+def load(whole: bool = True) -> Site:
+    """The site as the current host sees it; `whole`: every host of the inventory must be connected.
+
+    Errors: SiteError, a line for each wrong declaration.
+    """
     hosts = list(inventory)
     state = current_host.state
     # Without -y pyinfra asks after a failure whether to go on; a cluster with a rank missing cannot.
     state.should_raise_failed_hosts = lambda state: True
     gone = [host.name for host in hosts if state.is_host_in_limit(host) and not host.connected]
-    if gone:
+    if whole and gone:
         raise SiteError(
             f"{', '.join(gone)}: found no connection; wanted all hosts of the inventory; check power, cable "
             "and ssh, or name the others with --limit"

@@ -50,6 +50,19 @@ def test_foreign_keys_mode_and_owner_stay(sites: Sites) -> None:
     assert "chmod 600 " in str(commands[-1]) and "chown root:docker " in str(commands[-1])
 
 
+def test_what_is_not_declared_any_more_goes(sites: Sites) -> None:
+    (site,) = sites(1, **PLAIN)
+    ours = {"registry-mirrors": ["https://old"], "debug": True, "log-opts": {"max-size": "1m"}}
+    before = '{"log-opts": {"max-size": "50m"}, "theirs": 1}'
+    file = DaemonFile("file", json.dumps({"theirs": 1, **ours}), ours=ours, before=before)
+    (new,) = written(merge(site, file)).values()
+    assert json.loads(new) == {
+        "theirs": 1,
+        "registry-mirrors": ["https://m.example"],
+        "log-opts": {"max-size": "50m"},
+    }
+
+
 def test_no_file_yet(sites: Sites) -> None:
     (site,) = sites(1, **PLAIN)
     commands = merge(site, DaemonFile())

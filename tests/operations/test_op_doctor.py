@@ -44,6 +44,7 @@ class Run:
             check_for_changes=True,
             is_executing=False,
             activated_hosts=set(),
+            is_host_in_limit=lambda host: True,
             ops={},
             op_meta={},
         )
@@ -192,8 +193,20 @@ def test_a_host_without_connection_is_a_failure(
     code, lines = run(quiet=nothing)
     assert code == 1
     assert str(lines[1]) == (
-        "spark-2: preflight: connection: failed: found no connection; wanted an answer by SSH"
+        "spark-2: preflight: connection: failed: found no connection; wanted an answer by SSH; see that it "
+        "is on, and that its address in the inventory is right"
     )
+
+
+def test_a_host_that_was_left_out_is_not_checked(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = Run(sites(2), monkeypatch, tmp_path)
+    gone = run.sites.pop()
+    run.state.activated_hosts.discard(gone.host)
+    run.state.is_host_in_limit = lambda host: host is not gone.host
+    code, lines = run(quiet=nothing)
+    assert (code, lines[1].host, lines[1].status) == (0, "spark-2", "not checked")
 
 
 def test_without_root_rights_nothing_else_is_called_ok(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

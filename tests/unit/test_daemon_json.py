@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkstack.daemon_json import combined, merge, unmerge
+from sparkstack.daemon_json import combined, dropped, merge, unmerge
 from sparkstack.errors import SparkstackError
 
 LEAF = (
@@ -159,3 +159,17 @@ def test_taking_back_twice_is_taking_back_once(
     text = json.dumps(before)
     once = unmerge(merge(merge(text, ours), theirs), ours, text)
     assert unmerge(once, ours, text) == once
+
+
+@pytest.mark.parametrize(
+    ("ours", "wanted", "gone"),
+    [
+        ({}, {"a": 1}, {}),
+        ({"a": 1}, {"a": 2}, {}),
+        ({"a": 1, "b": [1]}, {"a": 1}, {"b": [1]}),
+        ({"o": {"x": 1, "y": 2}}, {"o": {"y": 3}}, {"o": {"x": 1}}),
+        ({"o": {"x": 1}}, {"o": 5}, {}),
+    ],
+)
+def test_what_is_dropped(ours: dict[str, Any], wanted: dict[str, Any], gone: dict[str, Any]) -> None:
+    assert dropped(ours, wanted) == gone

@@ -20,6 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 
 
+# The files build on one another: from fresh hosts to serving ones, looked at, and back to fresh ones.
+ORDER = ("test_end_to_end", "test_doctor", "test_remove")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: ORDER.index(item.path.stem) if item.path.stem in ORDER else -1)
+
+
 @dataclass
 class Spark:
     """One virtual Spark, by its own SSH connection."""

@@ -101,7 +101,7 @@ def test_what_a_container_cannot_show_is_not_called_ok() -> None:
 DRIFTS: dict[str, tuple[int, str, str, str, str]] = {
     "file edited": (0, f"echo '# mine' >> {UNIT_FILE}", UNIT_FILE, "content", "serve"),
     "mode changed": (1, f"chmod 666 {UNIT_FILE}", UNIT_FILE, "mode 666", "serve"),
-    "unit disabled": (1, f"systemctl disable {SERVE}", "unit starts at boot", "systemctl enable", "serve"),
+    "unit disabled": (1, f"systemctl disable {SERVE}", SERVE, "disabled", "serve"),
     "unit stopped": (1, f"systemctl stop {SERVE}", SERVE, "inactive", "serve"),
     "group left": (0, "gpasswd -d nvidia docker", "user nvidia", "not in group docker", "host"),
     "mirror removed": (

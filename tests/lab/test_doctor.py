@@ -180,7 +180,7 @@ def test_a_host_that_asks_for_a_sudo_password_is_one_line(
 
 
 def lab_data(state: dict[str, Any]) -> list[str]:
-    """What inventories/lab.py and group_data/lab.py add, as --data: the inventory itself stays the example."""
+    """What inventories/lab.py and group_data/lab.py add, as --data: the inventory stays the example."""
     values = {
         "recipe": "lab-tiny",
         "accelerator": "cpu",

@@ -40,6 +40,7 @@ def miniforge(
     if (host.get_fact(Text, path=f"{prefix}/{MARKER}") or "").strip() == sha256:
         host.noop(f"{prefix} is installed from {sha256[:12]}")
         return
+    drift.differs(f"{prefix}/{MARKER}", "no installation, or from another installer", sha256)
     installer = f"{prefix}.installer.sh"
     yield from shell_job(
         "conda",
@@ -70,6 +71,7 @@ def environment(prefix: str, definition: str, pip_environment: dict[str, str]) -
     if (host.get_fact(Text, path=f"{target}/{MARKER}") or "").strip() == digest:
         host.noop(f"{target} is built from {digest}")
         return
+    drift.differs(f"{target}/{MARKER}", "no environment, or from another definition", digest)
     source = f"{prefix}/environment-{digest}.yml"
     exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in pip_environment.items())
     yield ManagedFile.text(source, definition).write()

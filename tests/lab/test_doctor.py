@@ -10,6 +10,8 @@ import json
 import os
 import shlex
 import subprocess
+import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,7 +103,7 @@ def test_what_a_container_cannot_show_is_not_called_ok() -> None:
 DRIFTS: dict[str, tuple[int, str, str, str, str]] = {
     "file edited": (0, f"echo '# mine' >> {UNIT_FILE}", UNIT_FILE, "content", "serve"),
     "mode changed": (1, f"chmod 666 {UNIT_FILE}", UNIT_FILE, "mode 666", "serve"),
-    "unit disabled": (1, f"systemctl disable {SERVE}", "unit starts at boot", "systemctl enable", "serve"),
+    "unit disabled": (1, f"systemctl disable {SERVE}", SERVE, "disabled", "serve"),
     "unit stopped": (1, f"systemctl stop {SERVE}", SERVE, "inactive", "serve"),
     "group left": (0, "gpasswd -d nvidia docker", "user nvidia", "not in group docker", "host"),
     "mirror removed": (
@@ -177,30 +179,92 @@ def test_a_host_that_asks_for_a_sudo_password_is_one_line(
         subprocess.run(["docker", "exec", sparks[1].name, "sh", "-c", back], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("example", ["single", "pair"])
-def test_an_example_inventory_with_only_its_addresses_swapped(
-    example: str, sparks: list[Spark], state: dict[str, Any], tmp_path: Path
-) -> None:
-    """What inventories/lab.py adds (mirror, hub, pins) comes by --data: the file itself stays the example."""
-    text = (ROOT / "inventories" / f"{example}.py").read_text()
-    for number, spark in enumerate(sparks, 1):
-        text = text.replace(f"192.0.2.1{number}", spark.address)
-    inventory = tmp_path / f"{example}.py"
-    inventory.write_text(text)
+def lab_data(state: dict[str, Any]) -> list[str]:
+    """What inventories/lab.py and group_data/lab.py add, as --data: the inventory stays the example."""
     values = {
-        "ssh_key": str(ROOT / state["key"]),
-        "ssh_known_hosts_file": str(ROOT / state["known_hosts"]),
         "recipe": "lab-tiny",
         "accelerator": "cpu",
         "accepted_systems": '["debian:12"]',
         "docker_mirrors": json.dumps([state["registry"]]),
         "image_bases": json.dumps(state["image_base"]),
     }
-    words = [word for key, value in values.items() for word in ("--data", f"{key}={value}")]
-    run, report = doctor(
-        "-y", "--data", "only=preflight,host,docker,fabric", *words, inventory=str(inventory)
-    )
+    return [word for key, value in values.items() for word in ("--data", f"{key}={value}")]
+
+
+def swapped(example: str, sparks: list[Spark]) -> str:
+    text = (ROOT / "inventories" / f"{example}.py").read_text()
+    for number, spark in enumerate(sparks, 1):
+        text = text.replace(f"192.0.2.1{number}", spark.address)
+    return text
+
+
+@pytest.mark.parametrize("example", ["single", "pair"])
+def test_an_example_inventory_with_only_its_addresses_swapped(
+    example: str, sparks: list[Spark], state: dict[str, Any], tmp_path: Path
+) -> None:
+    inventory = tmp_path / f"{example}.py"
+    inventory.write_text(swapped(example, sparks))
+    words = [
+        *("--data", f"ssh_key={ROOT / state['key']}"),
+        *("--data", f"ssh_known_hosts_file={ROOT / state['known_hosts']}"),
+        *("--data", "only=preflight,host,docker,fabric"),
+        *lab_data(state),
+    ]
+    run, report = doctor("-y", *words, inventory=str(inventory))
     names = {line["host"] for line in report["lines"]} - {"all hosts"}
     assert names == {spark.name for spark in sparks[: 1 if example == "single" else 2]}
-    # Another base network than the lab's is a difference that the doctor may find; nothing may fail.
+    # One Spark alone has another fabric than the lab's pair, which is a difference; nothing may fail.
     assert not any(line["status"] == "failed" for line in report["lines"]), run.output
+    assert not [line for line in bad(report) if line["stage"] != "fabric"], run.output
+
+
+def into(container: str, folder: Path, target: str, *words: str) -> None:
+    """Copy a folder into a container, the files as nvidia's."""
+    packed = subprocess.Popen(["tar", "c", "-C", str(folder), *words, "."], stdout=subprocess.PIPE)
+    unpack = f"mkdir -p {target} && tar x --no-same-owner -C {target}"
+    command = ["docker", "exec", "-i", "-u", "nvidia", container, "sh", "-c", unpack]
+    subprocess.run(command, stdin=packed.stdout, check=True, timeout=300)
+    assert packed.wait() == 0
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the virtual Sparks have Python 3.11")
+def test_a_spark_provisions_itself_and_its_neighbour(sparks: list[Spark], state: dict[str, Any]) -> None:
+    """From inside spark-1, with the packages of this test run in place of an installation there."""
+    head = sparks[0]
+    skip = [f"--exclude=./{name}" for name in (".git", ".venv", ".lab", "reports", ".mypy_cache")]
+    into(head.name, ROOT, "/home/nvidia/self/checkout", *skip)
+    site_packages = Path(sysconfig.get_path("purelib"))
+    into(head.name, site_packages, "/home/nvidia/self/site", "--exclude=*.pth", "--exclude=__editable__*")
+    key, inventory = (ROOT / state["key"]).read_text(), swapped("local_pair", sparks)
+    head.run(
+        f"cd /home/nvidia/self && echo {shlex.quote(key)} > key && chown nvidia key && chmod 600 key"
+        f" && echo {shlex.quote(inventory)} > checkout/inventories/local_pair.py"
+    )
+    try:
+        for entry in ("doctor.py", "deploy.py", "doctor.py"):
+            arguments = [
+                *("inventories/local_pair.py", entry, "-y"),
+                *("--data", "only=preflight,host,docker,fabric", "--data", "ssh_key=/home/nvidia/self/key"),
+                *lab_data(state),
+            ]
+            script = (
+                "cd /home/nvidia/self/checkout && PYTHONPATH=$PWD:/home/nvidia/self/site python3 -c"
+                f" 'from pyinfra_cli.main import main; main()' {shlex.join(arguments)} </dev/null 2>&1"
+            )
+            command = [
+                "docker",
+                "exec",
+                "-u",
+                "nvidia",
+                "-e",
+                "HOME=/home/nvidia",
+                head.name,
+                "sh",
+                "-c",
+                script,
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            assert done.returncode == 0, done.stdout
+            assert "@local" in done.stdout and "spark-2" in done.stdout
+    finally:
+        head.run("rm -rf /home/nvidia/self")

@@ -7,8 +7,9 @@ knobs does to a Spark, and why, is in docs/host.md.
 # What to serve: the name of a file in recipes/ (without .yaml), or the path of a file anywhere.
 recipe = "lab-tiny"
 
-# The user that owns the daily work on each Spark; joins the group "docker".
-user = "nvidia"
+# The user that owns the daily work on each Spark; joins the group "docker". None: the one of `ssh_user`,
+# or who runs this where a Spark provisions itself.
+user = None
 
 # "gpu" (a real Spark) or "cpu" (the lab's virtual Sparks).
 accelerator = "gpu"
@@ -84,9 +85,9 @@ journald_persistent = True
 
 # ── Docker ──
 
-# Registry mirrors for docker.io, tried in this order; becomes exactly this list. One that does not answer is
-# a warning.
-docker_mirrors: list[str] = []
+# Registry mirrors for docker.io, tried in this order; becomes exactly this list. None: as they are on the
+# host. One that does not answer is a warning.
+docker_mirrors: list[str] | None = None
 
 # Options of the containers' logs (driver json-file). None: left as they are.
 docker_log_options: dict[str, str] | None = {"max-size": "100m", "max-file": "3"}

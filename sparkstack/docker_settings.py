@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,13 +33,17 @@ class DaemonFile:
     before: str | None = None
 
 
-def wanted(data: Any, gpu: bool) -> dict[str, Any]:
-    """The settings of a site's knobs; `gpu`: the host has a GPU and NVIDIA's runtime.
+def wanted(data: Any, gpu: bool, log_driver: str | None = None) -> dict[str, Any]:
+    """The settings of a site's knobs; `gpu`: the host has a GPU and NVIDIA's runtime. `log_driver` is what
+    the file names by itself, None where it names none.
 
     `docker_settings` comes last: what a site says in Docker's own words wins.
     """
-    settings: dict[str, Any] = {"registry-mirrors": list(data.docker_mirrors)}
-    if data.docker_log_options is not None:
+    settings: dict[str, Any] = {}
+    if data.docker_mirrors is not None:
+        settings["registry-mirrors"] = list(data.docker_mirrors)
+    # Options belong to a driver: where somebody has chosen another one, its options are theirs as well.
+    if data.docker_log_options is not None and log_driver in (None, "json-file"):
         settings |= {"log-driver": "json-file", "log-opts": dict(data.docker_log_options)}
     if gpu and data.docker_nvidia_default:
         settings |= {"default-runtime": "nvidia", "runtimes": {"nvidia": NVIDIA_RUNTIME}}
@@ -47,6 +52,16 @@ def wanted(data: Any, gpu: bool) -> dict[str, Any]:
     if data.docker_data_root:
         settings["data-root"] = data.docker_data_root
     return settings | dict(data.docker_settings)
+
+
+def own_log_driver(file: DaemonFile) -> str | None:
+    """The log driver that the file names apart from us; None where it names none or cannot be read."""
+    text = file.before if file.ours else file.text
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return None
+    return value.get("log-driver") if isinstance(value, dict) else None
 
 
 def unusable(name: str, path: str, file: DaemonFile) -> Problem | None:

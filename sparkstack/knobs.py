@@ -61,7 +61,7 @@ class Knobs(Strict):
     """Every knob; the names are those of `group_data/all.py`."""
 
     recipe: str
-    user: UserName
+    user: UserName | None
     accelerator: Literal["gpu", "cpu"]
     accepted_systems: list[str]
     packages: list[str]
@@ -84,7 +84,7 @@ class Knobs(Strict):
     time_sync: bool
     journald_persistent: bool
 
-    docker_mirrors: list[str]
+    docker_mirrors: list[str] | None
     docker_settings: dict[str, Any]
     docker_log_options: dict[str, str] | None
     docker_cgroupfs: bool

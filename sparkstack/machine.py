@@ -108,7 +108,7 @@ def reload_refused(machine: Machine, apart_from: Collection[str] = ()) -> str | 
     return (
         f"found container {', '.join(serving)} using the GPU under Docker's cgroup driver "
         f"{machine.cgroup_driver or 'unknown'}; wanted none while systemd reads its files again (it would "
-        "lose the GPU); stop it, or set docker_cgroupfs"
+        "lose the GPU); stop it, or run --data only=docker first (with docker_cgroupfs)"
     )
 
 

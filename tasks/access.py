@@ -21,7 +21,8 @@ from tasks.site import SiteError
 VARIABLE = "SPARKSTACK_SUDO_PASSWORD"
 
 # Marked, for pyinfra asks for a password as soon as it reads the bare words of sudo in any output.
-PROBE = "said=$(sudo -n true 2>&1) || { echo \"$said\" | sed 's/^/said /'; exit 1; }"
+# In English, for that is how its words are known.
+PROBE = "said=$(LC_ALL=C sudo -n true 2>&1) || { echo \"$said\" | sed 's/^/said /'; exit 1; }"
 
 _typed: list[str] = []
 

@@ -124,7 +124,7 @@ def merged_daemon_json(site: Site, path: str) -> Commands:
     if problem := docker_settings.unusable(host.name, path, file):
         yield fail(str(problem))
         return
-    settings = docker_settings.wanted(site.data, file.gpu)
+    settings = docker_settings.wanted(site.data, file.gpu, docker_settings.own_log_driver(file))
     try:
         gone = daemon_json.dropped(file.ours, settings)
         rest = daemon_json.unmerge(file.text, gone, file.before) if gone else file.text
@@ -229,7 +229,7 @@ def _take_back(host: Any, rank: Any, path: str, said: str) -> bool:
 def deploy_docker(site: Site) -> None:
     """daemon.json says what is declared; the daemon runs with it and starts at boot."""
     path = daemon_json.PATH
-    mirrors_answer(name="mirrors answer", mirrors=site.data.docker_mirrors)
+    mirrors_answer(name="mirrors answer", mirrors=site.data.docker_mirrors or [])
     merged_daemon_json(name="daemon.json has our settings", site=site, path=path)
     daemon_restarted(name="daemon has read them", site=site, path=path)
     systemd.service(name="daemon runs", service="docker.service", running=True, enabled=True)

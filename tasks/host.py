@@ -43,7 +43,7 @@ class Account(FactBase[dict[str, Any]]):
         }
 
 
-def host_files(data: Any) -> dict[str, ManagedFile | None]:
+def host_files(data: Any, user: str) -> dict[str, ManagedFile | None]:
     """The file of each topic of `machine.FILES`; None where its knob is off and the file shall not be."""
 
     def file(
@@ -66,7 +66,7 @@ def host_files(data: Any) -> dict[str, ManagedFile | None]:
         "sysctl": file(
             "sysctl", data.vm_swappiness is not None, "sysctl.conf.j2", swappiness=data.vm_swappiness
         ),
-        "sudoers": file("sudoers", data.drop_caches_sudo, "sudoers.j2", "440", user=data.user),
+        "sudoers": file("sudoers", data.drop_caches_sudo, "sudoers.j2", "440", user=user),
         "journald": file("journald", data.journald_persistent, "journald.conf.j2"),
         "gpu-clocks": file(
             "gpu-clocks",
@@ -170,7 +170,7 @@ def settings_in_place(site: Site) -> Commands:
     would lose the GPU by it.
     """
     state = host.get_fact(MachineState, packages=_asked_packages(site.data))
-    files = host_files(site.data)
+    files = host_files(site.data, site.user)
     found = host.get_fact(FileStates, paths=list(machine.FILES.values()))
     changed = [
         topic
@@ -251,6 +251,6 @@ def packages_held(site: Site) -> Commands:
 def deploy_host(site: Site) -> None:
     """Packages are only ever added; groups of others stay; files are whole files of ours."""
     packages_installed(name="packages are there", site=site)
-    user_may_use_docker(name=f"{site.data.user} may use Docker", user=site.data.user)
+    user_may_use_docker(name=f"{site.user} may use Docker", user=site.user)
     settings_in_place(name="settings are in place", site=site)
     packages_held(name="kernel and driver are held", site=site)

@@ -6,7 +6,9 @@ Everything here comes from declared data through the pure core; no host is asked
 from __future__ import annotations
 
 import functools
+import getpass
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,10 @@ class Site:
     @property
     def head(self) -> Any:
         return self.hosts[0]
+
+    @property
+    def user(self) -> str:
+        return daily_user(self.host)
 
     @property
     def is_head(self) -> bool:
@@ -266,6 +272,12 @@ def management_address(host: Any) -> str:
     set, else that of SSH. A Spark that provisions itself (@local) has no other name than this machine."""
     address = host.data.get("address") or host.data.get("ssh_hostname") or host.name
     return "127.0.0.1" if address == LOCAL else str(address)
+
+
+def daily_user(host: Any) -> str:
+    """Who works on a host: `user` where it is declared, else who comes by SSH, else who runs this."""
+    declared = host.data.get("user") or host.data.get("ssh_user")
+    return str(declared or os.environ.get("SUDO_USER") or getpass.getuser())
 
 
 def _check_local(hosts: list[Any], kind: str, data: Any) -> None:

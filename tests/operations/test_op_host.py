@@ -39,7 +39,7 @@ GOOD = Machine(
 
 
 def files_of(site: Site) -> dict[str, dict[str, str]]:
-    return {one.path: one.wanted() for one in host_task.host_files(site.data).values() if one}
+    return {one.path: one.wanted() for one in host_task.host_files(site.data, site.user).values() if one}
 
 
 def settle(site: Site, state: Machine = GOOD, **found: Any) -> list[Any]:

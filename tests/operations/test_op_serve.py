@@ -264,7 +264,7 @@ def test_no_reload_takes_the_gpu_away(sites: Sites, state: Machine, does: str) -
         assert site.host.shown == [
             "spark-1: serve: found container jupyter using the GPU under Docker's cgroup driver systemd; "
             "wanted none while systemd reads its files again (it would lose the GPU); "
-            "stop it, or set docker_cgroupfs"
+            "stop it, or run --data only=docker first (with docker_cgroupfs)"
         ]
     if does == "waits":
         assert "waits until the ranks are stopped" in site.host.noops[0]

@@ -52,7 +52,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("share_port", 99999, f"found share_port = 99999 (a number); wanted less than or equal to 65535; {SEE}"),
     ("vm_swappiness", "10", f"found vm_swappiness = '10' (text); wanted a whole number; {SEE}"),
     ("vm_swappiness", True, f"found vm_swappiness = True (yes or no); wanted a whole number; {SEE}"),
-    ("docker_mirrors", None, f"found docker_mirrors = None (nothing); wanted a list; {SEE}"),
+    ("packages", None, f"found packages = None (nothing); wanted a list; {SEE}"),
     (
         "fabric",
         {"prot": 1},

@@ -1,14 +1,23 @@
 """The community's two formats as their authors write them: `recipe_version` "1" (spark-vllm-docker) and "2"
-(sparkrun). The models take what those tools take; what we make of it is `sparkstack.conversion`."""
+(sparkrun). The models take what those tools take; what we make of it is `sparkstack.conversion`.
+
+A value of a wrong type, a key that is missing and one that the format does not have are findings.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from sparkstack.schema import Loose, refusal
+from sparkstack.findings import Finding, error, warning
+from sparkstack.recipe_fields import UNVERIFIED
+from sparkstack.schema import Loose, problems, refusal
+from sparkstack.yamlfile import Document, Loc
 
 
 def _text(value: Any) -> Any:
@@ -125,3 +134,70 @@ class RecipeV2(Loose):
 
 
 Community = RecipeV1 | RecipeV2
+MODELS: dict[str, type[RecipeV1] | type[RecipeV2]] = {"1": RecipeV1, "2": RecipeV2}
+NO_IMAGE = f"{UNVERIFIED}@sha256:{'0' * 64}"
+"""Stands in for an image whose absence is told already."""
+
+
+def validated(document: Document, version: str, findings: list[Finding]) -> Community | None:
+    """The model's instance. A value of a wrong type is told and left out, so that the rest is checked too."""
+    model = MODELS[version]
+    try:
+        return model.model_validate(document.value)
+    except ValidationError as first:
+        mistyped = _mistyped(document.value, model)
+        for problem in problems(first, document, model):
+            missing = re.fullmatch(r"no '(\w+)'", problem.found)
+            if missing and missing[1] in mistyped.values():
+                continue  # told as an unknown key
+            code = "missing" if missing else "type"
+            findings.append(Finding(problem, "error", code))
+        for key, near in mistyped.items():
+            where = document.where((key,))
+            findings.append(
+                error("unknown-key", where, f"unknown key {key!r}", f"{near!r}", "correct its name")
+            )
+        wrong = {str(detail["loc"][0]) for detail in first.errors() if detail["type"] != "missing"}
+        renamed = {mistyped.get(key, key): value for key, value in document.value.items()}
+        rest = {key: value for key, value in renamed.items() if key not in wrong}
+        # Stand-ins that no check complains about again.
+        if model is RecipeV1:
+            rest = {"name": "x", "container": NO_IMAGE, **rest}
+        try:
+            return model.model_validate(rest)
+        except ValidationError:
+            return None
+
+
+def _mistyped(value: Mapping[str, Any], model: type[BaseModel]) -> dict[str, str]:
+    """Unknown keys that are a required one with a typing mistake."""
+    required = [name for name, info in model.model_fields.items() if info.is_required() and name not in value]
+    unknown = [key for key in value if key not in model.model_fields]
+    return {key: near[0] for key in unknown if (near := get_close_matches(str(key), required, 1))}
+
+
+def unknown_keys(document: Document, version: str) -> list[Finding]:
+    return _unknown_keys(document, MODELS[version], document.value, ())
+
+
+def _unknown_keys(
+    document: Document, model: type[BaseModel], value: Mapping[str, Any], above: Loc
+) -> list[Finding]:
+    """Keys that the format does not have, but for those that are told as a required one mistyped."""
+    known = sorted(model.model_fields)
+    result = []
+    mistyped = {} if above else _mistyped(value, model)
+    for key in value:
+        if key in known or key in mistyped:
+            continue
+        near = get_close_matches(str(key), known, 1)
+        remedy = f"did you mean {near[0]!r}?" if near else "it has no effect; remove it"
+        where = document.where((*above, key))
+        dotted = ".".join(map(str, (*above, key)))
+        result.append(
+            warning("unknown-key", where, f"unknown key {dotted!r}", f"one of: {', '.join(known)}", remedy)
+        )
+    inner = value.get("executor_config")
+    if not above and model is RecipeV2 and isinstance(inner, dict):
+        result += _unknown_keys(document, ExecutorConfig, inner, ("executor_config",))
+    return result

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from pyinfra import host, inventory, logger
-from pyinfra.api import FactBase, FunctionCommand, StringCommand, deploy, operation
+from pyinfra import host, inventory
+from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
 from sparkstack import daemon_json, netplan
 from sparkstack.errors import Problem, SparkstackError
@@ -23,7 +23,9 @@ from sparkstack.units import bytes_text
 from tasks import undo
 from tasks.facts import Addresses, Text, UnitState
 from tasks.files import Commands
-from tasks.remote import fail, report_failure, shell
+from tasks.put_back import drop, forget, purge, remove_image, restore, take_back, tell_once, undo_deed
+from tasks.remote import fail
+from tasks.remove_facts import PARTS, DockerThings, Jobs, Leavings, is_ours
 from tasks.site import UNIT, SiteError
 from tasks.undo import Undo
 
@@ -31,14 +33,6 @@ UNIT_PATH = f"/etc/systemd/system/{UNIT}"
 BACKUP = f"{daemon_json.PATH}.before-sparkstack"
 # Says that daemon.json went back and Docker has not read it yet; a boot, which restarts Docker, forgets it.
 DUE = "/run/sparkstack-remove-restart-due"
-DATA = ("checkpoints", "downloads")
-# What lies in a folder that a site gave us and that does not bear our name: there only these are ours.
-PARTS = {
-    "install_dir": ("conda", "conda.*", "env", "environment-*.yml", "vllm", "vllm.*"),
-    "state_dir": ("build", "jobs", "plans", "results", "wheels", *DATA),
-    "config_dir": ("current", "current.new", "fabric.env", "releases", "secrets"),
-}
-SAID: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -51,92 +45,6 @@ class Removal:
 
     def folders(self) -> dict[str, str]:
         return {name: str(self.data.get(name)).rstrip("/") for name in PARTS}
-
-
-class DockerThings(FactBase[dict[str, Any]]):
-    """Returns `{"docker": "absent" | "silent" | "answers", "containers": [...], "images": [...]}`: ours, and
-    which of the images `pulled` are there."""
-
-    @staticmethod
-    def default() -> dict[str, Any]:
-        return {"docker": "absent", "containers": [], "images": []}
-
-    def command(self, pulled: list[str]) -> str:
-        names = " ".join(shlex.quote(name) for name in pulled)
-        return (
-            "command -v docker >/dev/null || exit 0; "
-            "docker version >/dev/null 2>&1 || { echo docker=silent; exit 0; }; echo docker=answers; "
-            "docker ps -a --format '{{.Names}} {{.Image}}' | "
-            "sed -n -e 's/^\\(sparkstack-[^ ]*\\) .*/container=\\1/p' "
-            "-e 's/^\\([^ ]*\\) sparkstack\\/vllm:.*/container=\\1/p' | sort -u; "
-            "docker images --format 'image={{.Repository}}:{{.Tag}}' sparkstack/vllm; "
-            f'for i in {names}; do ! docker image inspect "$i" >/dev/null 2>&1 || echo "image=$i"; done'
-        )
-
-    def process(self, output: list[str]) -> dict[str, Any]:
-        found = self.default()
-        for line in output:
-            word, _, value = line.partition("=")
-            if word == "docker":
-                found["docker"] = value
-            else:
-                found[f"{word}s"].append(value)
-        return found
-
-
-class Jobs(FactBase[list[str]]):
-    """Returns our transient units that have not ended: jobs and the share."""
-
-    default = list
-
-    def command(self) -> str:
-        return (
-            "systemctl list-units --plain --no-legend --state=active,activating,deactivating 'sparkstack-*' "
-            "| while read -r unit rest; do [ ! -e /run/systemd/transient/$unit ] || echo $unit; done"
-        )
-
-    def process(self, output: list[str]) -> list[str]:
-        return [line.strip() for line in output if line.strip()]
-
-
-class Leavings(FactBase[dict[str, Any]]):
-    """Returns what of ours is in the site's folders: `{"entries": [path], "data": {path: bytes}}`."""
-
-    @staticmethod
-    def default() -> dict[str, Any]:
-        return {"entries": [], "data": {}}
-
-    def command(self, folders: dict[str, str]) -> str:
-        names = " ".join(_words(name, folder) for name, folder in folders.items())
-        data = " ".join(shlex.quote(f"{folders['state_dir']}/{name}") for name in DATA)
-        return (
-            f"for f in {names} {shlex.quote(undo.ROOT)}; do "
-            '[ ! -e "$f" ] && [ ! -L "$f" ] || echo "entry=$f"; done; '
-            f'for f in {data}; do [ ! -d "$f" ] || echo "data=$(du -sb "$f" | cut -f1) $f"; done'
-        )
-
-    def process(self, output: list[str]) -> dict[str, Any]:
-        found = self.default()
-        for line in output:
-            word, _, value = line.partition("=")
-            if word == "entry":
-                found["entries"].append(value)
-            elif word == "data":
-                size, _, path = value.partition(" ")
-                found["data"][path] = int(size)
-        return found
-
-
-def _is_ours(folder: str) -> bool:
-    return "sparkstack" in PurePosixPath(folder).name
-
-
-def _words(name: str, folder: str) -> str:
-    """Shell words (patterns) that match what is ours in a folder of the site: in one with our name, all."""
-    quoted = shlex.quote(folder)
-    if _is_ours(folder):
-        return f"{quoted}/* {quoted}/.[!.]*"
-    return " ".join(f"{quoted}/{part}" for part in PARTS[name])
 
 
 @operation()
@@ -188,43 +96,7 @@ def images_gone(last: bool) -> Commands:
     if things["containers"]:
         yield StringCommand("docker rm -f " + " ".join(map(shlex.quote, things["containers"])))
     for image in things["images"]:
-        yield FunctionCommand(_remove_image, (image,), {})
-
-
-def _remove_image(state: Any, host: Any, image: str) -> bool:
-    """One that somebody else's container uses stays, and is named."""
-    ok, said = shell(host, f"docker image rm {shlex.quote(image)}")
-    if not ok:
-        words = " ".join(said.split())[-200:]
-        _tell(host, f"{host.name}: remove: image {image} stays; Docker says: {words}")
-    return True
-
-
-def _tell(host: Any, line: str) -> None:
-    """Show a line once a run (an operation may be prepared before it is executed)."""
-    if line not in SAID:
-        SAID.add(line)
-        host.log_styled(line, fg="yellow", log_func=logger.warning)
-
-
-def _kept(path: str) -> str:
-    return shlex.quote(f"{undo.ROOT}/files{path}")
-
-
-def _restore(path: str) -> str:
-    """Shell words that put the kept file or link back, atomically."""
-    quoted, new = shlex.quote(path), shlex.quote(path + ".sparkstack-new")
-    folder = shlex.quote(str(PurePosixPath(path).parent))
-    return f"mkdir -p {folder} && rm -f {new} && cp -a {_kept(path)} {new} && mv -fT {new} {quoted}"
-
-
-def _drop(path: str) -> str:
-    """Shell words that remove a path that was not there before, and the folders that came with it."""
-    quoted, note = shlex.quote(path), shlex.quote(f"{undo.ROOT}/absent{path}")
-    return (
-        f'rm -f {quoted} && {{ d=$(dirname {quoted}); a=$(cat {note} 2>/dev/null || echo "$d"); '
-        'while [ "$d" != "$a" ] && rmdir "$d" 2>/dev/null; do d=$(dirname "$d"); done; true; }'
-    )
+        yield FunctionCommand(remove_image, (image,), {})
 
 
 @operation()
@@ -251,9 +123,9 @@ def daemon_json_back() -> Commands:
         yield StringCommand(f"touch {DUE}")
     if changed or (wanted is not None and wanted == before and notes["files"].get(path) is False):
         if wanted is None:
-            yield StringCommand(_drop(path))
+            yield StringCommand(drop(path))
         elif wanted == before:
-            yield StringCommand(_restore(path))
+            yield StringCommand(restore(path))
         else:
             quoted, new = shlex.quote(path), shlex.quote(path + ".sparkstack-new")
             yield StringCommand(
@@ -290,12 +162,12 @@ def fabric_back() -> Commands:
         for name, cidr in netplan.addresses(text)
         if cidr in present.get(name, [])
     ]
-    back = _restore(netplan.PATH) if netplan.PATH in notes["files"] else _drop(netplan.PATH)
+    back = restore(netplan.PATH) if netplan.PATH in notes["files"] else drop(netplan.PATH)
     # Before, so that none is forgotten when this is cut off; after, for what the network's daemon put back.
     yield StringCommand("; ".join([*off, f"{back} && netplan apply", "s=$?", *off, "exit $s"]))
     for name, mtu in notes["did"].get("mtu", {}).items():
         yield StringCommand(
-            f"ip link set dev {shlex.quote(name)} mtu {shlex.quote(mtu)} && {_forget('mtu', name)}"
+            f"ip link set dev {shlex.quote(name)} mtu {shlex.quote(mtu)} && {forget('mtu', name)}"
         )
 
 
@@ -327,48 +199,13 @@ def files_back() -> Commands:
             f"systemctl disable --now --quiet {unit}; systemctl reset-failed {unit} 2>/dev/null; true"
         )
     for path in back:
-        yield StringCommand(_restore(path))
+        yield StringCommand(restore(path))
     for path in gone:
-        yield StringCommand(_drop(path))
+        yield StringCommand(drop(path))
     if any(path.startswith("/etc/systemd/system/") for path in [*back, *gone]):
         yield StringCommand("systemctl daemon-reload")
     for unit in notes["did"].get("restarted", {}):
-        yield StringCommand(f"systemctl try-restart {shlex.quote(unit)}; {_forget('restarted', unit)}")
-
-
-def _forget(kind: str, name: str) -> str:
-    return f"rm -f {shlex.quote(undo.note(kind, name))}"
-
-
-def take_back(kind: str, name: str, before: str) -> str:
-    """Shell words that undo one noted deed; they do nothing where it does not hold any more."""
-    n, b = shlex.quote(name), shlex.quote(before)
-    if kind == "member":
-        user, _, group = name.partition(":")
-        user, group = shlex.quote(user), shlex.quote(group)
-        is_member = f"id -nG {user} 2>/dev/null | tr ' ' '\\n' | grep -qxF {group}"
-        return f"! {is_member} || gpasswd -d {user} {group} >/dev/null"
-    if kind == "group":
-        return f'[ -n "$(getent group {n} | cut -d: -f4)" ] || ! getent group {n} >/dev/null || groupdel {n}'
-    if kind == "hold":
-        return f"! apt-mark showhold {n} | grep -q . || apt-mark unhold {n} >/dev/null"
-    if kind == "sysctl":
-        return f"[ ! -n {b} ] || sysctl -q -w {n}={b}"
-    if kind == "swap":
-        return f"grep -qF {shlex.quote(name + ' ')} /proc/swaps || swapon {n}"
-    if kind == "target":
-        return f"systemctl set-default --quiet {b}"
-    if kind == "unit":
-        words = before.split()
-        turns = [
-            word
-            for state, word in (("disabled", "disable"), ("enabled", "enable"), ("masked", "mask"))
-            if state in words
-        ] + [word for state, word in (("inactive", "stop"), ("active", "start")) if state in words]
-        each = " && ".join(f"systemctl {turn} --quiet {n}" for turn in turns) or "true"
-        # A unit whose package or file went already has nothing to be put back.
-        return f"! systemctl cat {n} >/dev/null 2>&1 || {{ {each}; }}"
-    return "true"  # taken back with what it belongs to: images, restarts, MTUs
+        yield StringCommand(f"systemctl try-restart {shlex.quote(unit)}; {forget('restarted', unit)}")
 
 
 # Holds before packages, members before their group.
@@ -390,47 +227,10 @@ def settings_back() -> Commands:
     for kind, name, before in deeds:
         if kind == "package":
             if packages:
-                yield FunctionCommand(_purge, (tuple(packages),), {})
+                yield FunctionCommand(purge, (tuple(packages),), {})
                 packages = []
         else:
-            yield FunctionCommand(_undo_deed, (kind, name, before), {})
-
-
-def _undo_deed(state: Any, host: Any, kind: str, name: str, before: str) -> bool:
-    ok, said = shell(host, f"{{ {take_back(kind, name, before)}; }} && {_forget(kind, name)}")
-    if ok:
-        return True
-    words = " ".join(said.split())[-200:] or "no word"
-    return report_failure(
-        host,
-        f"{host.name}: remove: found {kind} {name} not going back: {words}; wanted it as before"
-        f"{f' ({before})' if before else ''}; mend that, then run again",
-    )
-
-
-def _purge(state: Any, host: Any, packages: tuple[str, ...]) -> bool:
-    """dpkg removes these and never what others need: such a package stays, and is named."""
-    names = " ".join(map(shlex.quote, packages))
-    notes = " ".join(shlex.quote(undo.note("package", name)) for name in packages)
-    ok, said = shell(
-        host,
-        f"p=$(dpkg-query -W -f '${{db:Status-Status}} ${{binary:Package}}\\n' {names} 2>/dev/null | "
-        "sed -n -e 's/^installed //p' -e 's/^config-files //p'); "
-        '[ -z "$p" ] || DEBIAN_FRONTEND=noninteractive dpkg --purge $p 2>&1; s=$?; '
-        # 2 is dpkg's own trouble, such as its lock; 1 means that it left some of them.
-        f"[ $s = 2 ] || rm -f {notes}; exit $s",
-    )
-    if ok:
-        return True
-    words = " ".join(said.split())[-300:]
-    if " lock" in words:
-        return report_failure(
-            host,
-            f"{host.name}: remove: found dpkg at work for somebody else: {words}; wanted its lock; "
-            "run again later",
-        )
-    _tell(host, f"{host.name}: remove: of the packages {', '.join(packages)} some stay; dpkg says: {words}")
-    return True
+            yield FunctionCommand(undo_deed, (kind, name, before, take_back(kind, name, before)), {})
 
 
 @operation()
@@ -443,7 +243,7 @@ def folders_gone(removal: Removal) -> Commands:
     found = host.get_fact(Leavings, folders=folders)
     stay = {} if removal.checkpoints else found["data"]
     if stay:
-        _tell(
+        tell_once(
             host,
             f"{host.name}: remove: kept {' and '.join(stay)} ({bytes_text(sum(stay.values()))}); to remove "
             "them too: --data checkpoints=yes",
@@ -456,7 +256,7 @@ def folders_gone(removal: Removal) -> Commands:
         return
     for path in doomed:
         yield StringCommand(f"rm -rf --one-file-system {shlex.quote(path)}")
-    parents = " ".join(shlex.quote(folder) for folder in folders.values() if _is_ours(folder))
+    parents = " ".join(shlex.quote(folder) for folder in folders.values() if is_ours(folder))
     own = shlex.quote(str(PurePosixPath(undo.ROOT).parent))
     yield StringCommand(
         "rm -f /run/sparkstack-*; "

@@ -15,7 +15,7 @@ from fake_host import FakeHost, commands_of, follow, shell_lines
 from pyinfra.context import ctx_host
 
 from sparkstack import daemon_json, netplan, topology
-from tasks import remove, undo
+from tasks import put_back, remove, undo
 from tasks.facts import Addresses, Text, UnitState
 from tasks.remove import DockerThings, Jobs, Leavings, Removal, take_back
 from tasks.site import SiteError
@@ -44,7 +44,7 @@ def fresh(host: FakeHost) -> None:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> FakeHost:
-    monkeypatch.setattr(remove, "SAID", set())
+    monkeypatch.setattr(put_back, "SAID", set())
     one = FakeHost("spark-1", _sudo=True)
     fresh(one)
     return one
@@ -437,7 +437,7 @@ def test_a_file_is_put_back_with_all_that_it_was(tmp_path: Path) -> None:
     path.unlink()
     path.parent.rmdir()
     for _ in range(2):
-        sh(remove._restore(str(path)))
+        sh(put_back.restore(str(path)))
         assert path.read_text() == "theirs\n"
         assert (path.stat().st_mode & 0o777, path.stat().st_mtime) == (0o640, 1_000_000_000)
 
@@ -449,10 +449,10 @@ def test_a_file_of_ours_goes_with_the_folders_that_came_with_it(tmp_path: Path) 
     one.parent.mkdir(parents=True)
     for path in (one, two):
         path.write_text("")
-    sh(remove._drop(str(one)))
+    sh(put_back.drop(str(one)))
     assert [path.name for path in tmp_path.rglob("*")] == ["x.service.d", "ours"]
-    sh(remove._drop(str(two)))
-    sh(remove._drop(str(two)))
+    sh(put_back.drop(str(two)))
+    sh(put_back.drop(str(two)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -460,5 +460,5 @@ def test_a_file_without_a_note_takes_no_folder_along(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "x"
     path.parent.mkdir()
     path.write_text("")
-    sh(remove._drop(str(path)))
+    sh(put_back.drop(str(path)))
     assert list(tmp_path.iterdir()) == [path.parent]

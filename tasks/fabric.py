@@ -8,11 +8,12 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
-from sparkstack import differences, launch, netplan, routes
+from sparkstack import differences, launch, machine, netplan, routes
 from sparkstack.fabric import Interface
 from tasks import drift, undo
 from tasks.facts import Addresses, FileStates, Hcas, Routes
 from tasks.files import Commands, ManagedFile
+from tasks.machine import MachineState
 from tasks.operations import managed_files
 from tasks.remote import fail, report_failure, shell
 from tasks.site import Site
@@ -51,6 +52,10 @@ def addressed(site: Site) -> Commands:
         host.noop("both twins have their addresses")
         return
     _tell(file, states.get(netplan.PATH), interfaces, present)
+    # netplan has systemd read its files again.
+    if refused := machine.reload_refused(host.get_fact(MachineState, packages=[], units=[])):
+        yield fail(f"{host.name}: fabric: {refused}")
+        return
     for interface in interfaces:
         mtu = f"cat /sys/class/net/{interface.name}/mtu"
         yield StringCommand(undo.did("mtu", interface.name, ask=mtu))

@@ -20,9 +20,10 @@ from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 from sparkstack import daemon_json, netplan
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.units import bytes_text
-from tasks import undo
+from tasks import declared, undo
 from tasks.facts import Addresses, Text, UnitState
 from tasks.files import Commands
+from tasks.machine import MachineState
 from tasks.put_back import drop, forget, purge, remove_image, restore, take_back, tell_once, undo_deed
 from tasks.remote import fail
 from tasks.remove_facts import PARTS, DockerThings, Jobs, Leavings, is_ours
@@ -45,6 +46,20 @@ class Removal:
 
     def folders(self) -> dict[str, str]:
         return {name: str(self.data.get(name)).rstrip("/") for name in PARTS}
+
+
+@operation()
+def others_asked() -> Commands:
+    """Stop before anything is changed where containers of others use the GPU: Docker restarts on the way and
+    systemd reads its files again, and either ends them or takes the GPU from them. Never changes anything.
+    """
+    state = host.get_fact(MachineState, packages=[], units=[])
+    others = [name for name in state.gpu_containers if not name.startswith("sparkstack-")]
+    if others:
+        yield fail(
+            f"{host.name}: remove: found container {', '.join(others)} using the GPU; wanted none of others "
+            "while Docker restarts; stop it and run again"
+        )
 
 
 @operation()
@@ -270,12 +285,15 @@ def load() -> Removal:
     asked = str(host.data.get("checkpoints", "no")).lower()
     if asked not in ("yes", "no", "true", "false"):
         raise SiteError(str(Problem("--data checkpoints", repr(asked), "yes or no")))
+    if mistakes := declared.problems(host):
+        raise SiteError("\n".join(map(str, mistakes)))
     return Removal(host.data, next(iter(inventory)).name == host.name, asked in ("yes", "true"))
 
 
 @deploy("remove")
 def deploy_remove(removal: Removal) -> None:
     """After this the host is as it was, but for downloads and checkpoints, which stay unless asked for."""
+    others_asked(name="nothing of others would lose the GPU")
     serving_stopped(name="serving ends on the head", removal=removal, head=True)
     serving_stopped(name="serving ends on the other ranks", removal=removal, head=False)
     jobs_ended(name="jobs have ended")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import PurePosixPath
 from typing import Any
 
 from pyinfra.api import FactBase
@@ -94,7 +93,7 @@ class Leavings(FactBase[dict[str, Any]]):
 
 
 def is_ours(folder: str) -> bool:
-    return "sparkstack" in PurePosixPath(folder).name
+    return folder.rstrip("/") in undo.OWN
 
 
 def _words(name: str, folder: str) -> str:

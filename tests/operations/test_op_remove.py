@@ -15,9 +15,12 @@ from fake_host import FakeHost, commands_of, follow, shell_lines
 from pyinfra.context import ctx_host
 
 from sparkstack import daemon_json, netplan, topology
+from sparkstack.machine import Machine
 from tasks import put_back, remove, undo
 from tasks.facts import Addresses, Text, UnitState
+from tasks.machine import MachineState
 from tasks.remove import DockerThings, Jobs, Leavings, Removal, take_back
+from tasks.remove_facts import is_ours
 from tasks.site import SiteError
 from tasks.undo import Undo
 
@@ -78,7 +81,7 @@ def test_on_a_host_that_we_never_touched_nothing_is_done(host: FakeHost) -> None
 def test_every_host_has_the_same_operations(host: FakeHost) -> None:
     head, worker = (all_operations(host, removal(host, is_head)) for is_head in (True, False))
     assert [one for one, _ in head] == [one for one, _ in worker]
-    assert len(head) == 10
+    assert len(head) == 11
 
 
 def test_the_head_stops_before_the_other_ranks(host: FakeHost) -> None:
@@ -329,7 +332,10 @@ def test_what_stays_is_nothing_to_do(host: FakeHost) -> None:
     assert commands_of(remove.folders_gone, host, removal(host)) == []
 
 
-def test_of_a_folder_with_another_name_only_our_parts_go(tmp_path: Path) -> None:
+def test_of_a_folder_with_another_name_only_our_parts_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.undo.OWN", (f"{tmp_path}/opt-sparkstack", f"{tmp_path}/etc-sparkstack"))
     for name in (
         "data/jobs/x",
         "data/theirs",
@@ -350,6 +356,25 @@ def test_of_a_folder_with_another_name_only_our_parts_go(tmp_path: Path) -> None
     wanted = ["opt-sparkstack/any", "data/jobs", "data/checkpoints", "etc-sparkstack/.x"]
     assert found["entries"] == [f"{tmp_path}/{name}" for name in wanted]
     assert list(found["data"]) == [f"{tmp_path}/data/checkpoints"]
+
+
+def test_a_folder_is_ours_as_a_whole_only_by_its_very_path() -> None:
+    assert is_ours("/var/lib/sparkstack") and is_ours("/opt/sparkstack/")
+    assert not is_ours("/home/me/sparkstack") and not is_ours("/data/sparkstack-models")
+
+
+def test_a_container_of_others_that_uses_the_gpu_stops_all_before_a_change(host: FakeHost) -> None:
+    host.facts[MachineState] = Machine(gpu_containers=("jupyter", "sparkstack-serve"))
+    assert not follow(commands_of(remove.others_asked, host), host)
+    assert host.shown == [
+        "spark-1: remove: found container jupyter using the GPU; wanted none of others while Docker "
+        "restarts; stop it and run again"
+    ]
+
+
+def test_no_containers_of_others(host: FakeHost) -> None:
+    host.facts[MachineState] = Machine(gpu_containers=("sparkstack-serve",))
+    assert commands_of(remove.others_asked, host) == []
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 from pyinfra import host
-from pyinfra.api import deploy, operation
+from pyinfra.api import FunctionCommand, deploy, operation
 
 from sparkstack import gates
 from sparkstack.errors import SparkstackError
 from tasks import drift, report
 from tasks.facts import Json
 from tasks.files import Commands, ManagedFile
-from tasks.remote import fail, job
+from tasks.remote import fail, job, report_failure
 from tasks.site import Site
 
 
@@ -51,6 +51,10 @@ def measured(site: Site) -> Commands:
     )
 
 
+def _unmeasured(state: Any, host: Any, path: str) -> bool:
+    return report_failure(host, f"{host.name}: benchmark: found no measurement; wanted {path}; run again")
+
+
 @operation()
 def judged(site: Site) -> Commands:
     """Compare the measurement with the recipe's expectations and keep the verdict beside it.
@@ -60,9 +64,10 @@ def judged(site: Site) -> Commands:
     if not site.is_head:
         return
     measurement = host.get_fact(Json, path=site.measurement_path)
-    if not measurement:
-        # Reached in a dry run, before anything was measured; a real run has failed by now.
-        yield fail(f"{host.name}: benchmark: found no measurement; wanted {site.measurement_path}; run again")
+    if not _same_measurement(measurement, site):
+        # A run measures first, and has failed by now where it could not: only who looks ahead finds none.
+        drift.differs(site.verdict_path, "no measurement to judge", "the verdict on one")
+        yield FunctionCommand(_unmeasured, (site.measurement_path,), {})
         return
     try:
         verdict = gates.judge(measurement, site.recipe.expect).as_dict()

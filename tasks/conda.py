@@ -13,7 +13,7 @@ from pyinfra.facts.server import Arch
 from sparkstack import conda
 from sparkstack.errors import SparkstackError
 from tasks import drift, wheels
-from tasks.facts import Text
+from tasks.facts import CondaEnvironment, Text
 from tasks.files import Commands, ManagedFile, render
 from tasks.operations import wheel_installed
 from tasks.remote import fail, shell_job
@@ -21,6 +21,8 @@ from tasks.site import ROOT, Site
 
 # Each product carries a marker with the hash of what it was made from, written last.
 MARKER = ".sparkstack"
+# What the package `onhost` imports of files/environment.yml: an environment counts when it can, too.
+PACKAGES = "huggingface_hub, httpx"
 
 
 @operation()
@@ -64,25 +66,47 @@ echo {sha256} > {prefix}/{MARKER}
 def environment(prefix: str, definition: str, pip_environment: dict[str, str]) -> Commands:
     """Build the conda environment `<prefix>/env` from a definition (the YAML's text).
 
-    No-op when the environment's marker holds the definition's hash; rebuilt whole when it changed.
+    No-op when the environment's marker holds the definition's hash and its packages can be imported; else
+    it is rebuilt whole. The one before is back where the build fails (environments cannot be built elsewhere
+    and moved), and after a killed build the next run begins with it.
     """
     digest = hashlib.sha256(definition.encode()).hexdigest()[:12]
     target = f"{prefix}/env"
-    if (host.get_fact(Text, path=f"{target}/{MARKER}") or "").strip() == digest:
+    found = host.get_fact(CondaEnvironment, path=target, marker=MARKER, packages=PACKAGES)
+    if found == digest:
         host.noop(f"{target} is built from {digest}")
         return
-    drift.differs(f"{target}/{MARKER}", "no environment, or from another definition", digest)
+    if found == CondaEnvironment.BROKEN:
+        drift.differs(target, f"that it cannot import {PACKAGES}", "an environment that works")
+    else:
+        drift.differs(f"{target}/{MARKER}", "no environment, or from another definition", digest)
     source = f"{prefix}/environment-{digest}.yml"
+    # Among conda's own files: `remove.py` takes them with it.
+    before = f"{prefix}/conda/env.before"
     exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in pip_environment.items())
     yield ManagedFile.text(source, definition).write()
     yield from shell_job(
         "environment",
         digest,
         f"""set -e
-{exports}rm -rf {target}
+{exports}if test -e {before}; then
+  if test -e {target}/{MARKER}; then rm -rf {before}; else rm -rf {target}; mv {before} {target}; fi
+fi
+put_back() {{
+  status=$?
+  if test $status != 0 && test ! -e {target}/{MARKER}; then
+    rm -rf {target}
+    test ! -e {before} || mv {before} {target}
+  fi
+  exit $status
+}}
+test ! -e {target} || mv {target} {before}
+trap put_back EXIT
+trap 'exit 143' HUP INT TERM
 {prefix}/conda/bin/conda env create --yes -p {target} -f {source}
-{target}/bin/python -c 'import huggingface_hub, httpx'
+{target}/bin/python -IBc 'import {PACKAGES}'
 echo {digest} > {target}/{MARKER}
+rm -rf {before}
 """,
     )
 

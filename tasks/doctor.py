@@ -7,12 +7,15 @@ by construction. The last host to be done shows the result and ends the run befo
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from pyinfra import host
+import click
+from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, StringCommand
 from rich.console import Console
 
@@ -39,6 +42,20 @@ DEPLOYS: dict[str, Any] = {
 
 _done: dict[str, list[Line]] = {}
 
+# What pyinfra logs as errors of a host while it is looked at: it says there what its exception leaves out.
+_said: dict[str, list[str]] = {}
+FACT = re.compile(r"Error: could not (?:load|process) fact: (\S+)")
+
+
+class _Errors(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        prefix, _, text = click.unstyle(record.getMessage()).partition("]")
+        if (said := _said.get(prefix.removeprefix("["))) is not None:
+            said.append(text.strip())
+
+
+_errors = _Errors(logging.ERROR)
+
 
 def examine(site: Site, stages: list[str]) -> None:
     """Examine the current host; with the last one the run ends: exit status 1 on any failure or drift."""
@@ -47,6 +64,7 @@ def examine(site: Site, stages: list[str]) -> None:
     state.check_for_changes = False
     # A host that stops answering is a line of the result; nobody is asked whether to go on.
     state.should_raise_failed_hosts = lambda state: True
+    logger.addHandler(_errors)
     try:
         _done[host.name] = _examined(site, stages)
     finally:
@@ -78,10 +96,28 @@ def _examined(site: Site, stages: list[str]) -> list[Line]:
 
 def _guarded(stage: str, check: str, look: Callable[[], list[Line]]) -> list[Line]:
     """A look that breaks is a line, too: the other stages and hosts are looked at all the same."""
+    said: list[str] = []
+    around = _said.get(host.name)
+    _said[host.name] = said
     try:
-        return look()
+        lines = look()
     except Exception as error:
-        return [Line.of_failure(host.name, stage, check, _words(error))]
+        lines = [Line.of_failure(host.name, stage, check, _words(error))]
+    finally:
+        del _said[host.name]
+        if around is not None:
+            _said[host.name] = around
+    # pyinfra goes on with a default in place of a fact that it could not load: what was seen then is nothing.
+    return _unloaded(stage, check, said) or lines
+
+
+def _unloaded(stage: str, check: str, said: list[str]) -> list[Line]:
+    """The first fact that could not be loaded, with what the host said to it; it is logged just before."""
+    for at, line in enumerate(said):
+        if fact := FACT.match(line):
+            words = " / ".join(filter(None, said[:at][-3:]))[-300:] or "no answer"
+            return [Line(host.name, stage, check, "failed", words, f"the fact {fact[1]}")]
+    return []
 
 
 def _words(error: Exception) -> str:

@@ -47,6 +47,23 @@ class Text(FactBase[str | None]):
         return "\n".join(output)[:-1] if output else None
 
 
+class CondaEnvironment(FactBase[str | None]):
+    """Returns the word in an environment's marker, None without one, and BROKEN where its Python cannot
+    import `packages` ("a, b"). Python sees only the environment there, and writes nothing."""
+
+    BROKEN = "broken"
+
+    def command(self, path: str, marker: str, packages: str) -> str:
+        python, note = shlex.quote(f"{path}/bin/python"), shlex.quote(f"{path}/{marker}")
+        return (
+            f"if [ -f {note} ]; then if {python} -IBc {shlex.quote(f'import {packages}')} >/dev/null 2>&1; "
+            f"then cat {note}; else echo {self.BROKEN}; fi; fi"
+        )
+
+    def process(self, output: list[str]) -> str | None:
+        return output[0].strip() if output else None
+
+
 class Json(FactBase[Any]):
     """Returns what a JSON file of ours holds, or None where it is absent or broken."""
 

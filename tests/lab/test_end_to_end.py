@@ -29,6 +29,7 @@ from tests.lab.conftest import (
     pyinfra,
     start_pyinfra,
 )
+from tests.lab.test_doctor import bad, doctor, everything
 
 pytestmark = pytest.mark.lab
 
@@ -86,6 +87,47 @@ def kill_and_join(head: Spark, unit: str, controller: subprocess.Popen[bytes], o
     assert second.wait(timeout=900) == 0
     starts = head.run(f"journalctl -u {unit} -o cat --no-pager | grep -c '^Started ' || true")
     assert starts == "1", "the job was begun a second time"
+
+
+def test_the_doctor_on_fresh_hosts_says_what_is_to_be_done(sparks: list[Spark]) -> None:
+    before = [everything(spark) for spark in sparks]
+    run, report = doctor("-y")
+    assert run.code == 1, run.output
+    assert "Traceback" not in run.output and "No hosts remaining" not in run.output
+    assert report["ok"] is False
+    # All of it is what a deployment would do, and nothing would stop one.
+    assert {line["status"] for line in bad(report)} == {"drift"}, run.output
+    assert {line["host"] for line in bad(report)} == {spark.name for spark in sparks}
+    assert {line["stage"] for line in bad(report)} >= {"host", "docker", "conda", "fabric", "image", "serve"}
+    assert [everything(spark) for spark in sparks] == before
+
+
+def stops_before_any_change(sparks: list[Spark], line: str, *words: str) -> None:
+    """A deployment ends in preflight with this line (a pattern after the host's name) for each host."""
+    before = [spark.files() for spark in sparks]
+    run = pyinfra("-y", *words)
+    assert run.code != 0, run.output
+    for spark in sparks:
+        assert re.search(rf"(^|\s){spark.name}: {line}\s*$", run.output, re.M), run.output
+    assert "Traceback" not in run.output
+    assert [spark.files() for spark in sparks] == before
+
+
+def test_too_little_memory_stops_before_any_change(sparks: list[Spark], tmp_path: Path) -> None:
+    path = recipe_copy(tmp_path, budget__memory_gib=100_000)
+    line = (
+        r"memory: found \d+\.\d GiB available; wanted 100000\.0 GiB; "
+        r"stop what uses it, or take a smaller recipe"
+    )
+    stops_before_any_change(sparks, line, "--data", f"recipe={path}")
+
+
+def test_another_distribution_stops_before_any_change(sparks: list[Spark]) -> None:
+    line = (
+        r"system: found debian 12; wanted ubuntu 24\.04; install one of these, or add this one to the "
+        r"accepted systems once you have tried it"
+    )
+    stops_before_any_change(sparks, line, "--data", 'accepted_systems=["ubuntu:24.04"]')
 
 
 def test_a_dry_run_on_fresh_hosts_changes_nothing(sparks: list[Spark]) -> None:

@@ -6,15 +6,17 @@ import base64
 import hashlib
 import os
 import runpy
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_host import GROUP_DATA, FakeHost, commands_of, written
 
-from tasks import conda
-from tasks.facts import Text
+from tasks import conda, drift
+from tasks.facts import CondaEnvironment, Text
 from tasks.site import ROOT
 
 INSTALLER = '#!/bin/sh\nfor last; do :; done\necho ran >> "$last/ran"\n'
@@ -64,6 +66,120 @@ def test_the_pinned_installers_have_a_version_and_a_hash() -> None:
             installers[arch]["url"].endswith(f"-Linux-{arch}.sh") and "latest" not in installers[arch]["url"]
         )
         assert len(installers[arch]["sha256"]) == 64
+
+
+# A conda whose environments have a Python that works, unless its mirror is down or its packages are broken.
+CONDA = """mkdir -p {target}/bin
+touch {target}/{state}
+if test {state} = down; then echo no mirror; exit 1; fi
+if test {state} = slow; then sleep 60; fi
+printf '#!/bin/sh\\ntest {state} != broken\\n' > {target}/bin/python
+chmod 755 {target}/bin/python
+"""
+
+
+def environment_job(folder: Path, definition: str, found: str | None = None) -> str:
+    """The script of the operation, its definition (which it writes besides) left out."""
+    host = FakeHost("spark-1", {CondaEnvironment: found})
+    with drift.listen("spark-1"):
+        files = written(commands_of(conda.environment, host, str(folder), definition, {}))
+    return next(text for path, text in files.items() if path.endswith(".sh"))
+
+
+def built(folder: Path) -> str | None:
+    """The fact, as a shell of this machine answers it."""
+    fact = CondaEnvironment()
+    command = fact.command(str(folder / "env"), conda.MARKER, conda.PACKAGES)
+    said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert said.stderr == ""
+    return fact.process(said.stdout.splitlines())
+
+
+def conda_is(folder: Path, state: str) -> None:
+    tool(folder / "conda/bin", "conda", CONDA.format(target=folder / "env", state=state))
+
+
+def digest(definition: str) -> str:
+    return hashlib.sha256(definition.encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("state", ["down", "broken"])
+def test_an_environment_is_back_where_its_successor_cannot_be_built(tmp_path: Path, state: str) -> None:
+    assert built(tmp_path) is None
+    conda_is(tmp_path, "works")
+    assert run(environment_job(tmp_path, "one"), tmp_path).returncode == 0
+    assert built(tmp_path) == digest("one")
+    conda_is(tmp_path, state)
+    done = run(environment_job(tmp_path, "two"), tmp_path)
+    assert done.returncode != 0
+    # Nothing is said after conda: the log's last line is what the user reads.
+    assert done.stdout == ("no mirror\n" if state == "down" else "")
+    assert built(tmp_path) == digest("one") and (tmp_path / "env/works").exists()
+    assert not (tmp_path / "env" / state).exists()
+    conda_is(tmp_path, "new")
+    assert run(environment_job(tmp_path, "two"), tmp_path).returncode == 0
+    assert built(tmp_path) == digest("two")
+    assert (tmp_path / "env/new").exists() and not (tmp_path / "env/works").exists()
+    assert not (tmp_path / "conda/env.before").exists()
+
+
+def test_a_first_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    conda_is(tmp_path, "broken")
+    assert run(environment_job(tmp_path, "one"), tmp_path).returncode != 0
+    assert not (tmp_path / "env").exists() and built(tmp_path) is None
+
+
+def test_an_environment_that_does_not_import_is_built_again(tmp_path: Path) -> None:
+    conda_is(tmp_path, "works")
+    run(environment_job(tmp_path, "one"), tmp_path)
+    host = FakeHost("spark-1", {CondaEnvironment: built(tmp_path)})
+    assert commands_of(conda.environment, host, str(tmp_path), "one", {}) == []
+    (tmp_path / "env/bin/python").unlink()
+    assert built(tmp_path) == CondaEnvironment.BROKEN
+    host.facts = {CondaEnvironment: CondaEnvironment.BROKEN}
+    with drift.listen("spark-1") as told:
+        assert commands_of(conda.environment, host, str(tmp_path), "one", {}) != []
+    (one,) = told
+    assert (one.thing, one.found) == (
+        f"{tmp_path}/env", "that it cannot import huggingface_hub, httpx"
+    )  # fmt: skip
+    assert run(environment_job(tmp_path, "one", CondaEnvironment.BROKEN), tmp_path).returncode == 0
+    assert built(tmp_path) == digest("one")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_build_costs_no_environment(tmp_path: Path, sent: signal.Signals) -> None:
+    conda_is(tmp_path, "works")
+    run(environment_job(tmp_path, "one"), tmp_path)
+    conda_is(tmp_path, "slow")
+    # As systemd stops a unit: every process of it.
+    job = subprocess.Popen(["sh", "-c", environment_job(tmp_path, "two")], start_new_session=True)
+    until = time.monotonic() + 30
+    while not (tmp_path / "env/slow").exists():
+        assert time.monotonic() < until and job.poll() is None
+    os.killpg(job.pid, sent)
+    assert job.wait(timeout=30) != 0
+    if sent == signal.SIGTERM:
+        assert built(tmp_path) == digest("one")
+    conda_is(tmp_path, "down")
+    assert run(environment_job(tmp_path, "two"), tmp_path).returncode != 0
+    assert built(tmp_path) == digest("one")
+
+
+def test_the_labs_conda_builds_such_an_environment_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if subprocess.run(["/usr/bin/python3", "-c", "import venv, ensurepip, yaml"], check=False).returncode:
+        pytest.skip("the lab's stand-in needs python3-venv and python3-yaml")
+    monkeypatch.setattr(conda, "PACKAGES", "pip, json")
+    standin = str(ROOT / "lab/conda_standin.sh")
+    subprocess.run(["bash", standin, "-b", "-u", "-p", str(tmp_path / "conda")], check=True)
+    for definition in ("dependencies: [python]\n", "dependencies: [python, pip]\n"):
+        (tmp_path / f"environment-{digest(definition)}.yml").write_text(definition)
+        done = run(environment_job(tmp_path, definition), tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert built(tmp_path) == digest(definition)
+    assert not (tmp_path / "conda/env.before").exists()
 
 
 def source_job(folder: Path) -> str:

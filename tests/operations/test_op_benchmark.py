@@ -121,6 +121,14 @@ def test_no_measurement_to_judge(sites: Sites) -> None:
     ]
 
 
+def test_a_measurement_of_another_profile_is_not_judged(sites: Sites) -> None:
+    """A look ahead: the run will measure anew, so that what these figures miss stops nothing."""
+    (site,) = sites(1)
+    results(site, measurement(site, 4.5, profile={**site.profile, "max_tokens": 32}))
+    commands = commands_of(benchmark.judged, site.host, site)
+    assert written(commands) == {} and not any(hasattr(one.function, "lines") for one in commands)
+
+
 def test_a_measurement_that_cannot_be_judged(sites: Sites) -> None:
     (site,) = sites(1)
     results(site, measurement(site, 20, points=[{"streams": "one"}]))

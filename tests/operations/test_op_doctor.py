@@ -10,13 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyinfra import logger
 from pyinfra.api import FunctionCommand, StringCommand
+from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_host
 
 from sparkstack.doctor import Line
 from sparkstack.stages import STAGES
-from tasks import doctor, drift, remote
-from tasks.facts import FileStates
+from tasks import benchmark, doctor, drift, remote
+from tasks.facts import FileStates, Json
 from tasks.files import ManagedFile
 from tasks.site import ROOT, Site
 
@@ -174,6 +176,55 @@ def test_an_operation_that_breaks_is_a_line_and_the_next_one_is_looked_at(run: R
     assert code == 1
     assert [(line.check, line.status, line.found) for line in lines] == [
         ("breaks", "failed", "no answer"), ("quiet", "ok", "as declared")
+    ]  # fmt: skip
+
+
+def unloaded(name: str, *said: str) -> None:
+    """What pyinfra logs where a fact cannot be loaded."""
+    for line in (*said, "\x1b[31mError: \x1b[0mcould not load fact: facts.Text (path=/etc/x)"):
+        logger.error(f"\x1b[0m[\x1b[1m{name}\x1b[0m]  {line}")
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [(("\x1b[31msh: 1: cat: not found\x1b[0m",), "sh: 1: cat: not found"), ((), "no answer")],
+)
+def test_a_fact_that_cannot_be_loaded_is_told_in_its_own_words(
+    run: Run, said: tuple[str, ...], found: str
+) -> None:
+    def breaks() -> Iterator[Any]:
+        unloaded("spark-2", "of another host")
+        unloaded("spark-1", *said)
+        raise PyinfraError("No hosts remaining!")
+        yield
+
+    def goes_on() -> Iterator[Any]:  # as with --fail-percent
+        unloaded("spark-1", *said)
+        drift.differs("/etc/x", "what a default looks like", "something")
+        yield StringCommand("true")
+
+    code, lines = run(breaks=breaks, goes_on=goes_on, quiet=nothing)
+    assert code == 1
+    failed = ("failed", found, "the fact facts.Text")
+    assert [(line.check, line.status, line.found, line.wanted) for line in lines] == [
+        ("breaks", *failed), ("goes_on", *failed), ("quiet", "ok", "as declared", "")
+    ]  # fmt: skip
+
+
+def test_a_release_that_was_never_measured_is_drift_and_no_failure(run: Run) -> None:
+    (site,) = run.sites
+    site.host.facts = {Json: None, FileStates: {}}
+
+    def measured() -> Iterator[Any]:
+        yield from benchmark.measured._inner(site)
+
+    def judged() -> Iterator[Any]:
+        yield from benchmark.judged._inner(site)
+
+    code, lines = run(measured=measured, judged=judged)
+    assert code == 1
+    assert [(line.check, line.status) for line in lines] == [
+        (site.measurement_path, "drift"), (site.verdict_path, "drift")
     ]  # fmt: skip
 
 

@@ -16,9 +16,9 @@ NVIDIA_RUNTIME = {"path": "nvidia-container-runtime", "args": []}
 class DaemonFile:
     """daemon.json as it is on the host. `kind`: "file", "absent", "symlink", "directory" or "other".
 
-    `validates`: dockerd knows --validate. `gpu`: a GPU and nvidia-ctk are there. `restart_due`: the file was
-    written and the daemon not restarted since. `links_to`: where a symlink leads. `ours`: the settings that
-    the last run put in, `before` the text from before the first one.
+    `gpu`: a GPU and nvidia-ctk are there. `restart_due`: the file was written and the daemon not restarted
+    since. `links_to`: where a symlink leads. `ours`: the settings that the last run put in, `before` the text
+    from before the first one.
     """
 
     kind: str = "absent"
@@ -26,7 +26,6 @@ class DaemonFile:
     mode: str = "644"
     owner: str = "root:root"
     links_to: str = ""
-    validates: bool = False
     gpu: bool = False
     restart_due: bool = False
     ours: Mapping[str, Any] = field(default_factory=dict)

@@ -45,7 +45,6 @@ class DaemonJson(FactBase[DaemonFile]):
             '[ ! -L "$p" ] || k=symlink; echo "kind=$k"; '
             '[ $k != symlink ] || echo "links_to=$(readlink "$p")"; '
             '[ $k != file ] || stat -c "stat=%a %U:%G" "$p"; '
-            'dockerd --help 2>/dev/null | grep -q -e --validate && echo "validates=yes"; '
             "command -v nvidia-smi >/dev/null && command -v nvidia-ctk >/dev/null && echo gpu=yes; "
             f"[ ! -e {DUE} ] || echo restart_due=yes; "
             f'echo "ours=$(tail -n 1 {undo.ROOT}/settings"$p" 2>/dev/null)"; '
@@ -63,12 +62,24 @@ class DaemonJson(FactBase[DaemonFile]):
             mode=mode.zfill(3),
             owner=owner,
             links_to=found.get("links_to", ""),
-            validates="validates" in found,
             gpu="gpu" in found,
             restart_due="restart_due" in found,
             ours=json.loads(found.get("ours") or "{}"),
             before=base64.b64decode(found["before"]).decode() if "before" in found else None,
         )
+
+
+class Validates(FactBase[bool]):
+    """Returns True where dockerd can judge a file without being started by it. Asked only before a change,
+    for dockerd takes its time even to say this."""
+
+    default = bool
+
+    def command(self) -> str:
+        return "dockerd --help 2>/dev/null | grep -q -e --validate && echo yes; true"
+
+    def process(self, output: list[str]) -> bool:
+        return output == ["yes"]
 
 
 class Mirrors(FactBase[Mapping[str, str]]):
@@ -140,7 +151,7 @@ def merged_daemon_json(site: Site, path: str) -> Commands:
     if refused := docker_settings.restart_refused(host.name, _serving(site), allowed):
         yield fail(str(refused))
         return
-    if file.validates:
+    if host.get_fact(Validates):
         yield FunctionCommand(_try, (path, wanted), {})
     quoted, backup = shlex.quote(path), shlex.quote(path + ".before-sparkstack")
     if file.text is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pyinfra import host
 from pyinfra.api import FactBase, FunctionCommand, StringCommand, deploy, operation
@@ -78,6 +79,20 @@ def host_files(data: Any, user: str) -> dict[str, ManagedFile | None]:
     }
 
 
+# (next operation, what the host said): an operation that changed nothing hands it on, so that the next one of
+# this run need not ask again. Taken once.
+_handed: WeakKeyDictionary[Any, tuple[str, machine.Machine]] = WeakKeyDictionary()
+
+
+def _machine(site: Site, operation: str) -> machine.Machine:
+    """The host as the operation before `operation` left it."""
+    to, state = _handed.pop(site.host, ("", machine.Machine()))
+    if to == operation:
+        return state
+    found: machine.Machine = host.get_fact(MachineState, packages=_asked_packages(site.data))
+    return found
+
+
 def _asked_packages(data: Any) -> list[str]:
     return [*data.packages, "earlyoom", "systemd-timesyncd", *data.held_packages]
 
@@ -88,9 +103,10 @@ def packages_installed(site: Site) -> Commands:
 
     No-op when dpkg has all of them. Nothing is ever upgraded or removed.
     """
-    state = host.get_fact(MachineState, packages=_asked_packages(site.data))
+    state = _machine(site, "packages")
     missing = machine.missing_packages(machine.wanted_packages(site.data, state), state.installed)
     if not missing:
+        _handed[site.host] = "settings", state
         host.noop("all packages are installed")
         return
     for name in missing:
@@ -169,7 +185,7 @@ def settings_in_place(site: Site) -> Commands:
     the same. Fails before any change where systemd would have to read its files again under a container that
     would lose the GPU by it.
     """
-    state = host.get_fact(MachineState, packages=_asked_packages(site.data))
+    state = _machine(site, "settings")
     files = host_files(site.data, site.user)
     found = host.get_fact(FileStates, paths=list(machine.FILES.values()))
     changed = [
@@ -179,6 +195,7 @@ def settings_in_place(site: Site) -> Commands:
     ]
     steps = machine.steps({*changed, *state.due}, site.data, state)
     if not changed and not steps and not state.due:
+        _handed[site.host] = "held", state
         host.noop("all settings are in place")
         return
     for step in steps:
@@ -235,7 +252,7 @@ def packages_held(site: Site) -> Commands:
 
     No-op when apt holds all of them (or none is installed).
     """
-    state = host.get_fact(MachineState, packages=_asked_packages(site.data))
+    state = _machine(site, "held")
     wanted = machine.to_hold(site.data.held_packages, state.installed)
     missing = [name for name in wanted if name not in state.held]
     if not missing:

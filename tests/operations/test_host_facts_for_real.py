@@ -14,7 +14,7 @@ import pytest
 
 from sparkstack.docker_settings import DaemonFile
 from tasks import docker
-from tasks.docker import DaemonJson, Mirrors
+from tasks.docker import DaemonJson, Mirrors, Validates
 from tasks.host import Account
 from tasks.machine import MachineState
 
@@ -96,17 +96,19 @@ def test_no_packages_are_asked_for_where_none_matter(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("help_text", ["--validate  Validate", "--version"])
+def test_whether_dockerd_can_judge(ask: Ask, help_text: str) -> None:
+    assert ask(Validates, {"dockerd": f"echo '      {help_text}'"}) is ("validate" in help_text)
+
+
 @pytest.mark.parametrize("text", ['{"a": 1}\n', "", "\n\n", "{}"])
-def test_daemon_json_as_it_is(
-    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, help_text: str
-) -> None:
+def test_daemon_json_as_it_is(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(docker, "DUE", str(tmp_path / "due"))
     path = tmp_path / "daemon.json"
     path.write_text(text)
     path.chmod(0o640)
-    found = ask(DaemonJson, {"dockerd": f"echo '      {help_text}'"}, path=str(path))
+    found = ask(DaemonJson, {}, path=str(path))
     assert (found.kind, found.text, found.mode) == ("file", text, "640")
-    assert (found.validates, found.restart_due) == ("validate" in help_text, False)
+    assert not found.restart_due
 
 
 def test_what_is_no_file(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from fake_host import commands_of, follow, written
 from sparkstack.docker_settings import DaemonFile
 from sparkstack.machine import Machine, Unit
 from tasks import docker
-from tasks.docker import DaemonJson, Mirrors
+from tasks.docker import DaemonJson, Mirrors, Validates
 from tasks.facts import ServeState
 from tasks.machine import MachineState
 from tasks.site import UNIT, Site
@@ -30,7 +30,7 @@ REFUSAL = (
 
 
 def merge(site: Site, file: DaemonFile) -> list[Any]:
-    site.host.facts |= {DaemonJson: file}
+    site.host.facts = {Validates: False, **site.host.facts, DaemonJson: file}
     for host in site.hosts:
         host.facts.setdefault(ServeState, IDLE)
     return commands_of(docker.merged_daemon_json, site.host, site, PATH)
@@ -108,7 +108,8 @@ def test_dockerd_judges_the_new_text_first(sites: Sites) -> None:
     site.host.answers = {
         "try settings": (False, "unable to configure: the following directives are unknown: x")
     }
-    assert not follow(merge(site, DaemonFile("file", "{}", validates=True)), site.host)
+    site.host.facts = {Validates: True}
+    assert not follow(merge(site, DaemonFile("file", "{}")), site.host)
     assert site.host.kinds() == ["try settings"]
     (line,) = site.host.shown
     assert line.startswith(

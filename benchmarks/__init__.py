@@ -1,0 +1,1 @@
+"""Ratios against peers and limits, one command each: see README.md here."""

@@ -138,10 +138,21 @@ def test_fault_status_passes_after_count(hub: Hub, tmp_path: Path, status: int) 
     assert httpx.get(url).json()["sha"] == REVISION
 
 
+def logged(hub: Hub, count: int, prefix: str = "/") -> list[dict[str, Any]]:
+    """The GETs below `prefix`, once there are `count`: an answer's line is written after its last byte, so the
+    client can be ahead of it."""
+    until = time.monotonic() + 5
+    while True:
+        found = [r for r in hub.requests.listed() if r["method"] == "GET" and r["path"].startswith(prefix)]
+        if len(found) >= count or time.monotonic() > until:
+            return found
+        time.sleep(0.01)
+
+
 def test_fault_cut_is_resumed_by_the_client(hub: Hub, tmp_path: Path) -> None:
     arm(hub, path="*model-00001*", kind="cut", after_bytes=70000)
     assert one(hub, tmp_path, "model-00001-of-00002.safetensors") == WEIGHTS
-    gets = [r for r in hub.requests.listed() if r["method"] == "GET" and r["path"].startswith("/__objects/")]
+    gets = logged(hub, 2, "/__objects/")
     assert [(r["range"], r["status"]) for r in gets] == [(None, 200), ("bytes=70000-", 206)]
     assert [r["bytes"] for r in gets] == [70000, len(WEIGHTS) - 70000]
 
@@ -178,6 +189,7 @@ def test_faults_are_listed_cleared_and_checked(hub: Hub) -> None:
 
 def test_the_log_of_requests(hub: Hub, tmp_path: Path) -> None:
     one(hub, tmp_path, "config.json")
+    logged(hub, 1)
     (seen,) = [r for r in httpx.get(f"{hub.url}/__requests").json() if r["method"] == "GET"]
     assert (seen["path"], seen["status"], seen["bytes"]) == (f"/{REPO}/resolve/main/config.json", 200, 8)
     assert httpx.delete(f"{hub.url}/__requests").json() == []

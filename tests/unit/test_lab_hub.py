@@ -139,8 +139,8 @@ def test_fault_status_passes_after_count(hub: Hub, tmp_path: Path, status: int) 
 
 
 def logged(hub: Hub, count: int, prefix: str = "/") -> list[dict[str, Any]]:
-    """The GETs below `prefix`, once there are `count`: an answer's line is written after its last byte, so the
-    client can be ahead of it."""
+    """The GETs below `prefix`, once there are `count`: an answer's line is written after its last byte, and
+    the client can be ahead of it."""
     until = time.monotonic() + 5
     while True:
         found = [r for r in hub.requests.listed() if r["method"] == "GET" and r["path"].startswith(prefix)]

@@ -71,8 +71,16 @@ def claimed(checkpoints: Path, id: str) -> Iterator[None]:
 
 
 def finished(job: Job, folder: Path) -> Manifest | None:
-    """The manifest of a checkpoint that stands already; None without a folder, JobError if it is broken."""
+    """The manifest of a checkpoint that stands already; None without one, JobError if it is broken."""
     if not folder.exists():
+        return None
+    if not (folder / MANIFEST).exists():
+        # The manifest is the only mark of "done": what lies here without one are parts, and checked as such.
+        partial = folder.with_name(f"{folder.name}.partial")
+        if partial.exists():
+            shutil.rmtree(folder)
+        else:
+            folder.rename(partial)
         return None
     manifest = manifests.read(folder)
     faults = manifests.quick_faults(folder, manifest)

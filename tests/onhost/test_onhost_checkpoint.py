@@ -332,10 +332,12 @@ def test_a_download_damaged_later(host: Host, hub: Hub) -> None:
 def test_a_final_folder_that_is_not_whole(host: Host, hub: Hub) -> None:
     plan = host.checkpoint_plan(hub)
     folder = host.checkpoints / "abc123"
-    folder.mkdir(parents=True)
-    assert f"found {folder} without manifest.json" in host.run(plan)["error"]
-    folder.rmdir()
     assert host.run(plan)["ok"]
+    whole = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").unlink()
+    (folder / "left-over").write_text("of somebody")
+    assert host.run(plan)["ok"], "without its manifest a folder is only parts"
+    assert (folder / "manifest.json").read_text() == whole and not (folder / "left-over").exists()
     (folder / "config.json").unlink()
     assert f"found {folder} damaged (config.json: missing)" in host.run(plan)["error"]
 

@@ -162,7 +162,8 @@ def test_a_host_that_asks_for_a_sudo_password_is_one_line(
     sparks: list[Spark], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "a word of the test"
-    sparks[1].run(f"echo nvidia:{shlex.quote(secret)} | chpasswd; cp -p /etc/sudoers.d/nvidia /root/sudoers")
+    sparks[1].run("cp -p /etc/shadow /root/shadow; cp -p /etc/sudoers.d/nvidia /root/sudoers")
+    sparks[1].run(f"echo nvidia:{shlex.quote(secret)} | chpasswd")
     sparks[1].run("echo 'nvidia ALL=(ALL) ALL' > /etc/sudoers.d/nvidia")
     try:
         run, report = doctor("-y", "--data", "only=preflight,host")
@@ -175,7 +176,7 @@ def test_a_host_that_asks_for_a_sudo_password_is_one_line(
         assert secret not in run.output and secret not in json.dumps(report)
     finally:
         # The test's own session needs sudo, too, so this goes past it.
-        back = "mv /root/sudoers /etc/sudoers.d/nvidia"
+        back = "mv /root/sudoers /etc/sudoers.d/nvidia; mv /root/shadow /etc/shadow"
         subprocess.run(["docker", "exec", sparks[1].name, "sh", "-c", back], check=True, timeout=60)
 
 

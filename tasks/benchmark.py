@@ -28,7 +28,7 @@ def _same_measurement(found: Any, site: Site) -> bool:
 def measured(site: Site) -> Commands:
     """Measure the endpoint from the head, as a job.
 
-    No-op when this release has been measured with this profile; `bench.py` measures anew.
+    No-op when this release has been measured with this profile.
     """
     if not site.is_head:
         return

@@ -13,7 +13,7 @@ from pyinfra.facts.server import Arch
 from sparkstack import conda
 from sparkstack.errors import SparkstackError
 from tasks import drift, wheels
-from tasks.facts import CondaEnvironment, Text
+from tasks.facts import Ask, CondaEnvironment, Text
 from tasks.files import Commands, ManagedFile, render
 from tasks.operations import wheel_installed
 from tasks.remote import fail, shell_job
@@ -21,13 +21,27 @@ from tasks.site import ROOT, Site
 
 # Each product carries a marker with the hash of what it was made from, written last.
 MARKER = ".sparkstack"
+ONHOST_MARKER = ".sparkstack-onhost"
 # What the package `onhost` imports of files/environment.yml: an environment counts when it can, too.
 PACKAGES = "huggingface_hub, httpx"
 
 
+def asks(site: Site) -> list[Ask]:
+    """The facts that the operations below ask of a host that is as declared."""
+    prefix = site.data.install_dir
+    source: Ask = (Text, {"path": f"{prefix}/vllm/{MARKER}"})
+    return [
+        (Arch, {}),
+        (Text, {"path": f"{prefix}/conda/{MARKER}"}),
+        (CondaEnvironment, {"path": f"{prefix}/env", "marker": MARKER, "packages": PACKAGES}),
+        (Text, {"path": f"{prefix}/env/{ONHOST_MARKER}"}),
+        *([source] if site.data.runtime_install == "source" else []),
+    ]
+
+
 @operation()
 def miniforge(
-    arch: str, installers: dict[str, Any], url: str | None, sha256: str | None, prefix: str
+    installers: dict[str, Any], url: str | None, sha256: str | None, prefix: str
 ) -> Commands:
     """Install Miniforge under `prefix` from the installer that is pinned for the host's architecture, or from
     the site's own.
@@ -35,7 +49,7 @@ def miniforge(
     No-op when the prefix's marker holds the installer's SHA-256. An installer with another hash never runs.
     """
     try:
-        url, sha256 = conda.installer(arch, installers, url, sha256)
+        url, sha256 = conda.installer(host.get_fact(Arch), installers, url, sha256)
     except SparkstackError as error:
         yield fail(*error.lines)
         return
@@ -147,7 +161,6 @@ def deploy_conda(site: Site) -> None:
     prefix = site.data.install_dir
     miniforge(
         name="Miniforge is installed",
-        arch=host.get_fact(Arch),  # for a machine it is what it is; asked once
         installers=site.data.conda_installers,
         url=site.data.conda_url,
         sha256=site.data.conda_sha256,
@@ -165,7 +178,7 @@ def deploy_conda(site: Site) -> None:
         python=site.python,
         wheel=wheel,
         digest=digest,
-        marker=f"{prefix}/env/.sparkstack-onhost",
+        marker=f"{prefix}/env/{ONHOST_MARKER}",
     )
     vllm_from_source(
         name="vLLM is built, where it is to be",

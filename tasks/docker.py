@@ -14,14 +14,14 @@ from typing import Any
 
 from pyinfra import host, logger
 from pyinfra.api import FactBase, FunctionCommand, StringCommand, deploy, operation
-from pyinfra.operations import systemd
 
 from sparkstack import daemon_json, differences, docker_settings, knobs
 from sparkstack.docker_settings import DaemonFile
 from sparkstack.errors import SparkstackError
 from tasks import drift, serve, undo
-from tasks.facts import ServeState
+from tasks.facts import Ask, ServeState
 from tasks.files import Commands, ManagedFile
+from tasks.host import machine_state
 from tasks.remote import fail, report_failure, shell
 from tasks.site import Site
 
@@ -30,6 +30,7 @@ from tasks.site import Site
 DUE = "/run/sparkstack-docker-restart-due"
 BEFORE = "/run/sparkstack-docker-before"
 TRIAL = "/run/sparkstack-docker-trial.json"
+SERVICE = "docker.service"
 
 
 class DaemonJson(FactBase[DaemonFile]):
@@ -99,6 +100,16 @@ class Mirrors(FactBase[Mapping[str, str]]):
 
     def process(self, output: list[str]) -> dict[str, str]:
         return {mirror: status for status, _, mirror in (line.partition(" ") for line in output) if mirror}
+
+
+def asks(site: Site) -> list[Ask]:
+    """The facts that the operations below ask of a host that is as declared."""
+    mirrors = site.data.docker_mirrors
+    return [
+        *([(Mirrors, {"mirrors": mirrors})] if mirrors else []),
+        (DaemonJson, {"path": daemon_json.PATH}),
+        machine_state(site),
+    ]
 
 
 def _serving(site: Site) -> dict[str, str]:
@@ -194,7 +205,7 @@ def daemon_restarted(site: Site, path: str) -> Commands:
         host.noop("no restart of Docker is due")
         return
     for rank in due:
-        drift.differs("docker.service", "running with its settings of before", "restarted", host=rank.name)
+        drift.differs(SERVICE, "running with its settings of before", "restarted", host=rank.name)
     serving = _serving(site)
     allowed = knobs.switched_on(site.data, "restart_serving")
     if refused := docker_settings.restart_refused(host.name, serving, allowed):
@@ -236,6 +247,24 @@ def _take_back(host: Any, rank: Any, path: str, said: str) -> bool:
     )
 
 
+@operation()
+def daemon_runs(site: Site) -> Commands:
+    """Start the daemon, and have it started at boot.
+
+    No-op when its unit is active and enabled.
+    """
+    fact, arguments = machine_state(site)
+    unit = host.get_fact(fact, **arguments).unit(SERVICE)
+    if unit.runs:
+        host.noop("the daemon runs, and starts at boot")
+        return
+    drift.differs(SERVICE, f"{unit.enabled or 'unknown'} and {unit.active}", "enabled and active")
+    if unit.active != "active":
+        yield StringCommand(f"systemctl start {SERVICE}")
+    if not unit.starts:
+        yield StringCommand(f"systemctl enable --quiet {SERVICE}")
+
+
 @deploy("docker")
 def deploy_docker(site: Site) -> None:
     """daemon.json says what is declared; the daemon runs with it and starts at boot."""
@@ -243,4 +272,4 @@ def deploy_docker(site: Site) -> None:
     mirrors_answer(name="mirrors answer", mirrors=site.data.docker_mirrors or [])
     merged_daemon_json(name="daemon.json has our settings", site=site, path=path)
     daemon_restarted(name="daemon has read them", site=site, path=path)
-    systemd.service(name="daemon runs", service="docker.service", running=True, enabled=True)
+    daemon_runs(name="daemon runs", site=site)

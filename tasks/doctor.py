@@ -21,7 +21,7 @@ from rich.console import Console
 
 from sparkstack import differences
 from sparkstack.doctor import Diagnosis, Line
-from tasks import access, benchmark, checkpoint, conda, docker, drift, fabric, image, preflight, serve
+from tasks import access, ahead, benchmark, checkpoint, conda, docker, drift, fabric, image, preflight, serve
 from tasks import host as host_task
 from tasks.facts import FileStates
 from tasks.files import WriteFile
@@ -83,6 +83,7 @@ def _examined(site: Site, stages: list[str]) -> list[Line]:
             Line(host.name, "preflight", "sudo", "failed", found.found, found.wanted, found.remedy),
             Line(host.name, "preflight", "everything else", "not checked", "no root rights"),
         ]
+    ahead.plan(site, stages)
     lines: list[Line] = []
     if "preflight" in stages:
         lines += _guarded(

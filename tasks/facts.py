@@ -12,6 +12,9 @@ from typing import Any
 
 from pyinfra.api import FactBase
 
+# A fact and its arguments.
+Ask = tuple[type[FactBase[Any]], dict[str, Any]]
+
 SURVEY = Path(__file__).with_name("survey.sh")
 
 

@@ -74,8 +74,8 @@ def test_a_gpu_and_who_uses_it(ask: Ask) -> None:
         "systemctl": SYSTEMCTL,
         "docker": DOCKER,
         "nvidia-smi": "true",
-        "dpkg-query": "printf 'curl installed\\nvim config-files\\nlinux-image-6.17 installed\\n'",
-        "apt-mark": "echo linux-image-6.17",
+        "dpkg-query": "printf 'install installed curl\\n'; "
+        "printf 'deinstall config-files vim\\nhold installed linux-image-6.17\\n'",
         "systemd-detect-virt": "echo none; exit 1",
     }
     state = ask(MachineState, tools, packages=["curl", "linux-image-*"])
@@ -90,7 +90,7 @@ def test_a_gpu_and_who_uses_it(ask: Ask) -> None:
 
 def test_no_packages_are_asked_for_where_none_matter(ask: Ask) -> None:
     state = ask(
-        MachineState, {"dpkg-query": "exit 9", "apt-mark": "echo no"}, packages=[], units=["a.service"]
+        MachineState, {"dpkg-query": "exit 9"}, packages=[], units=["a.service"]
     )
     assert (state.installed, state.held) == (frozenset(), frozenset())
 

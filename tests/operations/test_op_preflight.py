@@ -146,7 +146,7 @@ def test_room_is_asked_for_where_it_is_needed(
     site.host.facts = {Json: staged.pop("manifest", None), ImageId: staged.pop("image", None)}
     survey = {**GOOD, **staged}
     with ctx_host.use(site.host):
-        wanted = preflight._wanted(site, survey, site.data.docker_data_root)
+        wanted = preflight._wanted(site, survey)
     assert wanted.disk_bytes == {folder: size * GIB for folder, size in disk.items()}
 
 

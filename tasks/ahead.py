@@ -1,0 +1,165 @@
+"""Facts asked ahead: all that the operations of a run will ask of a host, in one command.
+
+A command over SSH takes more of the controller's processor than most facts take of the host's, and each is
+waited for. So `plan` asks for all of them while the run is declared, and the hosts work meanwhile. Operations
+ask as ever, with `host.get_fact`, and get the lines that their own command would have printed.
+
+Honest is what is not remembered: an answer counts until anything else runs on the host, whoever runs it, and
+for ten seconds at most; then all that is still to come is asked again, again together. A command that failed
+is not remembered; it is run again when an operation asks, and says itself what is wrong. Facts that go by the
+clock, or take long, are `ALONE`: never asked ahead, but known to change nothing. What waits for a change must
+not wait by a fact that is asked ahead; `tasks.remote.shell` is for that.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from paramiko import SSHException
+from pyinfra.api import StringCommand
+from pyinfra.connectors.util import CommandOutput, OutputLine
+
+from tasks import conda, docker, fabric, host, preflight
+from tasks.docker import Mirrors
+from tasks.facts import Survey
+from tasks.site import Site
+
+MAX_AGE_SECONDS = 10.0
+ALONE = (Survey, Mirrors)
+STAGES = {
+    "preflight": preflight.asks,
+    "host": host.asks,
+    "docker": docker.asks,
+    "conda": conda.asks,
+    "fabric": fabric.asks,
+}
+
+
+def plan(site: Site, stages: list[str]) -> None:
+    """Ask this host for the facts of these stages, and remember the answers for their operations."""
+    me = site.host
+    if not isinstance(me.connector, Connector):
+        me.connector = Connector(me.connector)
+    for stage in stages:
+        for fact, arguments in STAGES[stage](site) if stage in STAGES else ():
+            with me.connector.noting(alone=fact in ALONE):
+                me.get_fact(fact, **arguments)
+    me.connector.ask()
+
+
+class Connector:
+    """A host's connector that answers what is remembered, and passes on everything else."""
+
+    def __init__(self, connector: Any) -> None:
+        self._connector = connector
+        # Commands in the order in which they will be asked, and with which of pyinfra's arguments (sudo…).
+        self._planned: dict[str, dict[str, Any]] = {}
+        self._alone: set[str] = set()
+        self._noting: Callable[[str, dict[str, Any]], Any] | None = None
+        self._answers: dict[str, list[str]] = {}
+        self._used: set[str] = set()
+        self._asked_at = 0.0
+        self._executing = False
+        # How often something else began or ended here: answers that were on their way then are not kept.
+        self._others = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connector, name)
+
+    @contextmanager
+    def noting(self, alone: bool) -> Iterator[None]:
+        """Commands within the block are not run, but planned, or known to change nothing (`alone`)."""
+        self._noting = (lambda text, _: self._alone.add(text)) if alone else self._planned.__setitem__
+        try:
+            yield
+        finally:
+            self._noting = None
+
+    def ask(self) -> None:
+        """Ask for all that is planned."""
+        if self._planned:
+            arguments = next(iter(self._planned.values()))
+            self._ask(None, {"print_output": False, "print_input": False}, arguments)
+
+    def run_shell_command(
+        self, command: StringCommand | str, **arguments: Any
+    ) -> tuple[bool, CommandOutput]:
+        """As pyinfra's connectors: (success, output)."""
+        text = command if isinstance(command, str) else command.get_raw_value()
+        printing = {name: arguments.pop(name) for name in [*arguments] if name.startswith("print_")}
+        if self._noting:
+            self._noting(text, arguments)
+            return True, CommandOutput([])
+        if self._planned.get(text) == arguments:
+            if text not in self._answers or time.monotonic() - self._asked_at > MAX_AGE_SECONDS:
+                self._ask(text, printing, arguments)
+            if text in self._answers:
+                self._used.add(text)
+                return True, CommandOutput([OutputLine("stdout", line) for line in self._answers[text]])
+        run = self._connector.run_shell_command
+        if text not in self._alone:
+            run = functools.partial(self._other, run)
+        return run(command, **printing, **arguments)  # type: ignore[no-any-return]
+
+    def put_file(self, *words: Any, **arguments: Any) -> Any:
+        return self._other(self._connector.put_file, *words, **arguments)
+
+    def rsync(self, *words: Any, **arguments: Any) -> Any:
+        return self._other(self._connector.rsync, *words, **arguments)
+
+    def _other(self, run: Any, *words: Any, **arguments: Any) -> Any:
+        """What may change the host."""
+        self._forget()
+        try:
+            return run(*words, **arguments)
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._others += 1
+        self._answers = {}
+
+    def _ask(self, text: str | None, printing: dict[str, Any], arguments: dict[str, Any]) -> None:
+        """Run, as one command, `text` and what is planned with the same arguments and still to be used."""
+        if self._connector.state.is_executing != self._executing:
+            # pyinfra's look at changes, before it executes, has used everything once.
+            self._executing, self._used = not self._executing, set()
+        # What an operation asked for once, the next one seldom asks for again.
+        rest = [one for one, how in self._planned.items() if how == arguments and one not in self._used]
+        commands = list(dict.fromkeys([text, *rest] if text else rest))
+        self._answers = {}
+        others, self._asked_at = self._others, time.monotonic()
+        word = secrets.token_hex(8)
+        script = "".join(
+            f"sh -c {shlex.quote(one)} </dev/null\nprintf '\\n{word} %s\\n' $?\n" for one in commands
+        )
+        # On standard input, for one argument of a command is at most 128 KiB.
+        try:
+            ok, output = self._connector.run_shell_command(
+                StringCommand("sh"), **printing, **{**arguments, "_stdin": script}
+            )
+        except (OSError, EOFError, SSHException):
+            return  # the next command says it, to whoever runs it
+        if ok and others == self._others:
+            self._answers = _parts(commands, output.stdout_lines, word)
+
+
+def _parts(commands: list[str], lines: list[str], word: str) -> dict[str, list[str]]:
+    """`{command: lines}` of those that succeeded. The line before each `word` and status was made for it."""
+    found: dict[str, list[str]] = {}
+    left, begin = iter(commands), 0
+    for at, line in enumerate(lines):
+        if line.startswith(f"{word} "):
+            command = next(left)
+            if line == f"{word} 0":
+                # Where the output ended with a newline, the one before the word made an empty line.
+                part = lines[begin:at]
+                found[command] = part[:-1] if part[-1:] == [""] else part
+            begin = at + 1
+    return found

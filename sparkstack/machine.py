@@ -37,7 +37,7 @@ TIME_DAEMONS = (
     "ntp.service",
     "systemd-timesyncd.service",
 )
-UNITS = ("ssh.service", "earlyoom.service", "docker.service", *ONESHOTS.values(), *TIME_DAEMONS)
+UNITS = ("ssh.service", "earlyoom.service", *ONESHOTS.values(), *TIME_DAEMONS)
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,8 @@ class Unit:
     oom_score: str = ""
 
     @property
-    def starts(self) -> bool:
-        """Whether it starts by itself at boot, or when something needs it."""
-        return self.enabled in ("enabled", "static", "alias")
-
-    @property
     def runs(self) -> bool:
-        return self.starts and self.active == "active"
+        return self.enabled in ("enabled", "static", "alias") and self.active == "active"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from sparkstack.errors import SparkstackError
 from tasks import drift, serve, undo
 from tasks.facts import Ask, ServeState
 from tasks.files import Commands, ManagedFile
-from tasks.host import machine_state
 from tasks.remote import fail, report_failure, shell
 from tasks.site import Site
 
@@ -102,13 +101,26 @@ class Mirrors(FactBase[Mapping[str, str]]):
         return {mirror: status for status, _, mirror in (line.partition(" ") for line in output) if mirror}
 
 
+class DaemonState(FactBase[str]):
+    """Returns `is-enabled` and `is-active` of Docker's unit, such as "enabled active"."""
+
+    default = str
+
+    def command(self) -> str:
+        return f"systemctl show -p UnitFileState -p ActiveState {SERVICE}"
+
+    def process(self, output: list[str]) -> str:
+        found = dict(line.split("=", 1) for line in output if "=" in line)
+        return f"{found.get('UnitFileState') or 'not-found'} {found.get('ActiveState') or 'inactive'}"
+
+
 def asks(site: Site) -> list[Ask]:
     """The facts that the operations below ask of a host that is as declared."""
     mirrors = site.data.docker_mirrors
     return [
         *([(Mirrors, {"mirrors": mirrors})] if mirrors else []),
         (DaemonJson, {"path": daemon_json.PATH}),
-        machine_state(site),
+        (DaemonState, {}),
     ]
 
 
@@ -205,7 +217,7 @@ def daemon_restarted(site: Site, path: str) -> Commands:
         host.noop("no restart of Docker is due")
         return
     for rank in due:
-        drift.differs(SERVICE, "running with its settings of before", "restarted", host=rank.name)
+        drift.differs("docker.service", "running with its settings of before", "restarted", host=rank.name)
     serving = _serving(site)
     allowed = knobs.switched_on(site.data, "restart_serving")
     if refused := docker_settings.restart_refused(host.name, serving, allowed):
@@ -248,21 +260,21 @@ def _take_back(host: Any, rank: Any, path: str, said: str) -> bool:
 
 
 @operation()
-def daemon_runs(site: Site) -> Commands:
-    """Start the daemon, and have it started at boot.
-
-    No-op when its unit is active and enabled.
-    """
-    fact, arguments = machine_state(site)
-    unit = host.get_fact(fact, **arguments).unit(SERVICE)
-    if unit.runs:
-        host.noop("the daemon runs, and starts at boot")
+def daemon_runs() -> Commands:
+    """Start Docker and have it start at boot. No-op when systemd says that it does both."""
+    state = host.get_fact(DaemonState)
+    enabled, _, active = state.partition(" ")
+    todo = [
+        *(["enable"] if enabled in ("disabled", "not-found") else []),
+        *(["start"] if active not in ("active", "activating", "reloading") else []),
+    ]
+    if not todo:
+        host.noop(f"{SERVICE} is {state}")
         return
-    drift.differs(SERVICE, f"{unit.enabled or 'unknown'} and {unit.active}", "enabled and active")
-    if unit.active != "active":
-        yield StringCommand(f"systemctl start {SERVICE}")
-    if not unit.starts:
-        yield StringCommand(f"systemctl enable --quiet {SERVICE}")
+    drift.differs(SERVICE, state.replace(" ", " and "), "enabled and active")
+    # Without a reload, which would take the GPU away from containers (sparkstack/machine.py).
+    words = " && ".join(f"systemctl {word} --quiet --no-reload {SERVICE}" for word in todo)
+    yield StringCommand(f"{undo.did('unit', SERVICE, state)} && {words}")
 
 
 @deploy("docker")
@@ -272,4 +284,4 @@ def deploy_docker(site: Site) -> None:
     mirrors_answer(name="mirrors answer", mirrors=site.data.docker_mirrors or [])
     merged_daemon_json(name="daemon.json has our settings", site=site, path=path)
     daemon_restarted(name="daemon has read them", site=site, path=path)
-    daemon_runs(name="daemon runs", site=site)
+    daemon_runs(name="daemon runs")

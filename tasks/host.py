@@ -81,20 +81,14 @@ def host_files(data: Any, user: str) -> dict[str, ManagedFile | None]:
 def asks(site: Site) -> list[Ask]:
     """The facts that the operations below ask of a host that is as declared."""
     return [
-        machine_state(site),
+        (MachineState, {"packages": _asked_packages(site.data)}),
         (Account, {"user": site.user}),
         (FileStates, {"paths": list(machine.FILES.values())}),
     ]
 
 
-def machine_state(site: Site) -> Ask:
-    """The one question of all operations that need no other packages or units."""
-    return MachineState, {"packages": _asked_packages(site.data)}
-
-
 def _machine(site: Site) -> machine.Machine:
-    fact, arguments = machine_state(site)
-    found: machine.Machine = host.get_fact(fact, **arguments)
+    found: machine.Machine = host.get_fact(MachineState, packages=_asked_packages(site.data))
     return found
 
 

@@ -16,7 +16,7 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.context import ctx_host
 
 from sparkstack import conda as conda_core
-from sparkstack import daemon_json, docker_settings, launch, machine, netplan
+from sparkstack import daemon_json, docker_settings, launch, netplan
 from sparkstack.docker_settings import DaemonFile
 from sparkstack.machine import Machine, Unit
 from tasks import ahead, conda, docker, fabric, preflight
@@ -205,11 +205,12 @@ def as_declared(site: Site) -> dict[type, Any]:
         docker.Mirrors: lambda mirrors: dict.fromkeys(mirrors, "200"),
         MachineState: Machine(
             container=True,
-            units={name: runs for name in ("ssh.service", "earlyoom.service", "docker.service")},
+            units={"ssh.service": runs, "earlyoom.service": runs},
             installed=frozenset([*data.packages, "earlyoom"]),
         ),
         host_task.Account: {"exists": True, "groups": ["docker"], "docker": True},
         FileStates: lambda paths: {path: found[path] for path in paths if path in found},
+        docker.DaemonState: "enabled active",
         docker.DaemonJson: DaemonFile("file", daemon_json.merge(None, settings), ours=settings),
         conda.Arch: "aarch64",
         CondaEnvironment: hashlib.sha256(definition.encode()).hexdigest()[:12],
@@ -273,7 +274,3 @@ def test_a_stage_plans_what_its_operations_ask(
         getattr(module, f"deploy_{stage}")._inner(site)
     assert told == []
     assert set(map(of, heard)) == set(map(of, ahead.STAGES[stage](site)))
-
-
-def test_units_that_are_judged_are_asked_for() -> None:
-    assert docker.SERVICE in machine.UNITS

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_host import commands_of, follow, shell_lines, written
+from fake_host import commands_of, follow, written
 
 from sparkstack.docker_settings import DaemonFile
 from sparkstack.machine import Machine, Unit
-from tasks import docker, drift
+from tasks import docker
 from tasks.docker import DaemonJson, Mirrors, Validates
 from tasks.facts import ServeState
 from tasks.machine import MachineState
@@ -27,24 +27,6 @@ REFUSAL = (
     "(release abc), spark-2 (release abc); wanted a yes to that; run with --data restart_serving=yes, or "
     "when nothing serves"
 )
-
-
-@pytest.mark.parametrize(
-    ("unit", "lines"),
-    [
-        (Unit("enabled", "active"), []),
-        (Unit("static", "active"), []),
-        (Unit("disabled", "active"), ["systemctl enable --quiet docker.service"]),
-        (Unit("enabled", "failed"), ["systemctl start docker.service"]),
-        (Unit(), ["systemctl start docker.service", "systemctl enable --quiet docker.service"]),
-    ],
-)
-def test_the_daemon_runs_and_starts_at_boot(sites: Sites, unit: Unit, lines: list[str]) -> None:
-    (site,) = sites(1)
-    site.host.facts = {MachineState: Machine(units={"docker.service": unit})}
-    with drift.listen(site.host.name) as told:
-        assert shell_lines(commands_of(docker.daemon_runs, site.host, site)) == lines
-    assert bool(told) is bool(lines)
 
 
 def merge(site: Site, file: DaemonFile) -> list[Any]:

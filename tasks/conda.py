@@ -41,7 +41,7 @@ def asks(site: Site) -> list[Ask]:
 
 @operation()
 def miniforge(
-    installers: dict[str, Any], url: str | None, sha256: str | None, prefix: str
+    arch: str, installers: dict[str, Any], url: str | None, sha256: str | None, prefix: str
 ) -> Commands:
     """Install Miniforge under `prefix` from the installer that is pinned for the host's architecture, or from
     the site's own.
@@ -49,7 +49,7 @@ def miniforge(
     No-op when the prefix's marker holds the installer's SHA-256. An installer with another hash never runs.
     """
     try:
-        url, sha256 = conda.installer(host.get_fact(Arch), installers, url, sha256)
+        url, sha256 = conda.installer(arch, installers, url, sha256)
     except SparkstackError as error:
         yield fail(*error.lines)
         return
@@ -161,6 +161,7 @@ def deploy_conda(site: Site) -> None:
     prefix = site.data.install_dir
     miniforge(
         name="Miniforge is installed",
+        arch=host.get_fact(Arch),  # for a machine it is what it is; asked once
         installers=site.data.conda_installers,
         url=site.data.conda_url,
         sha256=site.data.conda_sha256,

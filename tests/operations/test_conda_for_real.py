@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from fake_host import GROUP_DATA, FakeHost, commands_of, written
-from pyinfra.facts.server import Arch
 
 from tasks import conda, drift
 from tasks.facts import CondaEnvironment, Text
@@ -45,8 +44,8 @@ def test_a_corrupt_or_wrong_installer_never_runs(tmp_path: Path, served: str) ->
     source, prefix = tmp_path / "served.sh", tmp_path / "conda"
     source.write_text(served)
     pinned = hashlib.sha256(INSTALLER.encode()).hexdigest()
-    host = FakeHost("spark-1", {Arch: "aarch64", Text: None})
-    commands = commands_of(conda.miniforge, host, {}, f"file://{source}", pinned, str(prefix))
+    host = FakeHost("spark-1", {Text: None})
+    commands = commands_of(conda.miniforge, host, "aarch64", {}, f"file://{source}", pinned, str(prefix))
     done = run(script(commands), tmp_path)
     assert (prefix / "ran").exists() is (served == INSTALLER)
     assert (done.returncode == 0) is (served == INSTALLER)
@@ -184,7 +183,7 @@ def test_the_labs_conda_builds_such_an_environment_again(
 
 
 def source_job(folder: Path) -> str:
-    host = FakeHost("spark-1", {Arch: "aarch64", Text: None})
+    host = FakeHost("spark-1", {Text: None})
     build = {**GROUP_DATA["source_build"], "jobs": 4}
     commands = commands_of(conda.vllm_from_source, host, "source", build, str(folder), {"PIP_X": "a b"})
     return script(commands)

@@ -16,9 +16,12 @@ from __future__ import annotations
 import functools
 import secrets
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from paramiko import SSHException
@@ -51,6 +54,21 @@ def plan(site: Site, stages: list[str]) -> None:
             with me.connector.noting(alone=fact in ALONE):
                 me.get_fact(fact, **arguments)
     me.connector.ask()
+    if file := me.state.current_exec_filename:
+        register(file)
+
+
+def register(file: str) -> None:
+    """Make a deploy file the file of a module.
+
+    At each operation pyinfra looks up the source of every frame on the stack; for a file of no module Python
+    goes through all modules, and pyinfra runs deploy files without one. That is 5 ms an operation and host.
+    """
+    path = str(Path(file).absolute())
+    if path not in sys.modules:  # by its path, so that no import finds it
+        module = ModuleType(path)
+        module.__file__ = path
+        sys.modules[path] = module
 
 
 class Connector:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -179,6 +182,20 @@ def test_the_execution_asks_all_again_in_one_command_once_the_look_has_used_it()
     say(connector, "echo one")
     say(connector, "echo two")
     assert shell.ran == ["sh"]
+
+
+def test_the_source_of_a_deploy_file_is_found_without_a_search(tmp_path: Path) -> None:
+    file = tmp_path / "deploy.py"
+    file.write_text("import inspect\nframe = inspect.currentframe()\n")
+    ran: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), ran)
+    assert inspect.getmodule(ran["frame"], str(file)) is None
+    try:
+        ahead.register(str(file))
+        found = inspect.getmodule(ran["frame"], str(file))
+        assert found is not None and found.__file__ == str(file)
+    finally:
+        del sys.modules[str(file)]
 
 
 def as_declared(site: Site) -> dict[type, Any]:

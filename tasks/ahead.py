@@ -18,14 +18,13 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from paramiko import SSHException
 from pyinfra.api import StringCommand
+from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
 from tasks import conda, docker, fabric, host, preflight
@@ -49,11 +48,14 @@ def plan(site: Site, stages: list[str]) -> None:
     me = site.host
     if not isinstance(me.connector, Connector):
         me.connector = Connector(me.connector)
-    for stage in stages:
-        for fact, arguments in STAGES[stage](site) if stage in STAGES else ():
-            with me.connector.noting(alone=fact in ALONE):
-                me.get_fact(fact, **arguments)
-    me.connector.ask()
+    asks = [ask for stage in stages if stage in STAGES for ask in STAGES[stage](site)]
+    # As pyinfra will have them for the operations' own questions.
+    globally, _ = pop_global_arguments(me.state, me, {})
+    me.connector.ask_ahead(
+        [_text(fact().command(**words)) for fact, words in asks if fact not in ALONE],
+        [_text(fact().command(**words)) for fact, words in asks if fact in ALONE],
+        {name: value for name, value in globally.items() if name in CONNECTOR_ARGUMENT_KEYS},
+    )
     if file := me.state.current_exec_filename:
         register(file)
 
@@ -76,11 +78,10 @@ class Connector:
 
     def __init__(self, connector: Any) -> None:
         self._connector = connector
-        # Commands in the order in which they will be asked, and with which of pyinfra's arguments (sudo…).
-        self._planned: dict[str, dict[str, Any]] = {}
-        self._alone: set[str] = set()
-        self._noting: Callable[[str, dict[str, Any]], Any] | None = None
-        self._answers: dict[str, list[str]] = {}
+        self._planned: list[str] = []  # in the order in which they will be asked
+        self._alone: list[str] = []
+        self._arguments: dict[str, Any] = {}  # pyinfra's (sudo…), with which they will be asked
+        self._answers: dict[str, list[str] | None] = {}  # None: it failed
         self._used: set[str] = set()
         self._asked_at = 0.0
         self._executing = False
@@ -90,36 +91,25 @@ class Connector:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connector, name)
 
-    @contextmanager
-    def noting(self, alone: bool) -> Iterator[None]:
-        """Commands within the block are not run, but planned, or known to change nothing (`alone`)."""
-        self._noting = (lambda text, _: self._alone.add(text)) if alone else self._planned.__setitem__
-        try:
-            yield
-        finally:
-            self._noting = None
-
-    def ask(self) -> None:
-        """Ask for all that is planned."""
-        if self._planned:
-            arguments = next(iter(self._planned.values()))
-            self._ask(None, {"print_output": False, "print_input": False}, arguments)
+    def ask_ahead(self, planned: list[str], alone: list[str], arguments: dict[str, Any]) -> None:
+        """Ask what is `planned`; what is `alone` will be asked by itself, and is known to change nothing."""
+        self._planned, self._alone, self._arguments = planned, alone, arguments
+        if planned:
+            self._ask(planned[0], {})
 
     def run_shell_command(
         self, command: StringCommand | str, **arguments: Any
     ) -> tuple[bool, CommandOutput]:
         """As pyinfra's connectors: (success, output)."""
-        text = command if isinstance(command, str) else command.get_raw_value()
+        text = _text(command)
         printing = {name: arguments.pop(name) for name in [*arguments] if name.startswith("print_")}
-        if self._noting:
-            self._noting(text, arguments)
-            return True, CommandOutput([])
-        if self._planned.get(text) == arguments:
+        if text in self._planned and arguments == self._arguments:
             if text not in self._answers or time.monotonic() - self._asked_at > MAX_AGE_SECONDS:
-                self._ask(text, printing, arguments)
-            if text in self._answers:
+                self._ask(text, printing)
+            lines = self._answers.get(text)
+            if lines is not None:
                 self._used.add(text)
-                return True, CommandOutput([OutputLine("stdout", line) for line in self._answers[text]])
+                return True, CommandOutput([OutputLine("stdout", line) for line in lines])
         run = self._connector.run_shell_command
         if text not in self._alone:
             run = functools.partial(self._other, run)
@@ -143,14 +133,14 @@ class Connector:
         self._others += 1
         self._answers = {}
 
-    def _ask(self, text: str | None, printing: dict[str, Any], arguments: dict[str, Any]) -> None:
-        """Run, as one command, `text` and what is planned with the same arguments and still to be used."""
+    def _ask(self, text: str, printing: dict[str, Any]) -> None:
+        """Run, as one command, `text` and what is planned and still to be used."""
         if self._connector.state.is_executing != self._executing:
             # pyinfra's look at changes, before it executes, has used everything once.
             self._executing, self._used = not self._executing, set()
         # What an operation asked for once, the next one seldom asks for again.
-        rest = [one for one, how in self._planned.items() if how == arguments and one not in self._used]
-        commands = list(dict.fromkeys([text, *rest] if text else rest))
+        rest = [one for one in self._planned if one not in self._used]
+        commands = list(dict.fromkeys([text, *rest]))
         self._answers = {}
         others, self._asked_at = self._others, time.monotonic()
         word = secrets.token_hex(8)
@@ -160,7 +150,7 @@ class Connector:
         # On standard input, for one argument of a command is at most 128 KiB.
         try:
             ok, output = self._connector.run_shell_command(
-                StringCommand("sh"), **printing, **{**arguments, "_stdin": script}
+                StringCommand("sh"), **printing, **{**self._arguments, "_stdin": script}
             )
         except (OSError, EOFError, SSHException):
             return  # the next command says it, to whoever runs it
@@ -168,16 +158,19 @@ class Connector:
             self._answers = _parts(commands, output.stdout_lines, word)
 
 
-def _parts(commands: list[str], lines: list[str], word: str) -> dict[str, list[str]]:
-    """`{command: lines}` of those that succeeded. The line before each `word` and status was made for it."""
-    found: dict[str, list[str]] = {}
+def _text(command: StringCommand | str) -> str:
+    return command if isinstance(command, str) else str(command.get_raw_value())
+
+
+def _parts(commands: list[str], lines: list[str], word: str) -> dict[str, list[str] | None]:
+    """`{command: lines}`; None for one that failed. The newline before each `word` was made for it."""
+    found: dict[str, list[str] | None] = {}
     left, begin = iter(commands), 0
     for at, line in enumerate(lines):
         if line.startswith(f"{word} "):
             command = next(left)
-            if line == f"{word} 0":
-                # Where the output ended with a newline, the one before the word made an empty line.
-                part = lines[begin:at]
-                found[command] = part[:-1] if part[-1:] == [""] else part
+            # Where the output ended with a newline, too, there is an empty line between.
+            part = lines[begin : at - 1] if lines[begin:at][-1:] == [""] else lines[begin:at]
+            found[command] = part if line == f"{word} 0" else None
             begin = at + 1
     return found

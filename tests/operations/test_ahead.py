@@ -14,7 +14,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from pyinfra.api import StringCommand
 from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.context import ctx_host
 
@@ -70,13 +69,7 @@ def asked(*commands: str, alone: str = "") -> tuple[ahead.Connector, Shell]:
     """A connector that has asked for `commands`, and the shell behind it, which forgets what it ran."""
     shell = Shell()
     connector = ahead.Connector(shell)
-    for command in commands:
-        with connector.noting(alone=False):
-            connector.run_shell_command(StringCommand(command), print_output=False, _sudo=True)
-    with connector.noting(alone=True):
-        connector.run_shell_command(alone, _sudo=True)
-    assert shell.ran == []
-    connector.ask()
+    connector.ask_ahead([*commands], [alone], {"_sudo": True})
     assert shell.ran == ["sh"]
     shell.ran.clear()
     return connector, shell
@@ -115,7 +108,7 @@ def test_what_failed_is_run_again_and_says_so() -> None:
     assert say(connector, "echo before") == ["before"] and say(connector, "echo after") == ["after"]
     ok, output = connector.run_shell_command("echo half; exit 3", _sudo=True)
     assert (ok, output.stdout_lines) == (False, ["half"])
-    assert "echo half; exit 3" in shell.ran
+    assert shell.ran == ["echo half; exit 3"]
 
 
 def test_whatever_else_runs_on_the_host_makes_it_forget(tmp_path: Any) -> None:
@@ -164,10 +157,8 @@ def test_a_connection_that_breaks_meanwhile_is_told_by_the_next_command() -> Non
 
     shell = Shell()
     connector = ahead.Connector(shell)
-    with connector.noting(alone=False):
-        connector.run_shell_command("echo one", _sudo=True)
     shell.meanwhile = breaks
-    connector.ask()
+    connector.ask_ahead(["echo one"], [], {"_sudo": True})
     with pytest.raises(OSError, match="broken"):
         say(connector, "echo one")
     assert shell.ran == ["sh", "sh", "echo one"]

@@ -83,8 +83,7 @@ def _examined(site: Site, stages: list[str]) -> list[Line]:
             Line(host.name, "preflight", "sudo", "failed", found.found, found.wanted, found.remedy),
             Line(host.name, "preflight", "everything else", "not checked", "no root rights"),
         ]
-    ahead.plan(site, stages)
-    lines: list[Line] = []
+    lines = _guarded("preflight", "facts", lambda: _asked_ahead(site, stages))
     if "preflight" in stages:
         lines += _guarded(
             "preflight", "facts", lambda: [Line.of_check(one) for one in preflight.judged(site)]
@@ -93,6 +92,11 @@ def _examined(site: Site, stages: list[str]) -> list[Line]:
         if stage in DEPLOYS:
             lines += _guarded(stage, "declaration", lambda stage=stage: _drifts(site, stage))  # type: ignore[misc]
     return lines
+
+
+def _asked_ahead(site: Site, stages: list[str]) -> list[Line]:
+    ahead.plan(site, stages)
+    return []
 
 
 def _guarded(stage: str, check: str, look: Callable[[], list[Line]]) -> list[Line]:

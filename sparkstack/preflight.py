@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from sparkstack.disk_need import by_file_system
 from sparkstack.host_facts import CheckResult, Gpu, HostFacts, Status, Wanted
 from sparkstack.kernel import connectx_faults, gpu_memory_faults, next_boot
-from sparkstack.recipe import Recipe
 from sparkstack.units import gib_text
 
-__all__ = ["CheckResult", "Gpu", "HostFacts", "Wanted", "across", "check", "nodes"]
+__all__ = ["CheckResult", "Gpu", "HostFacts", "Wanted", "across", "check"]
 
 
 def check(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
@@ -24,6 +23,7 @@ def check(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
         *_memory(facts, wanted),
         *_disk(facts, wanted),
         _port(facts, wanted),
+        *_docker(facts, wanted),
         *_gpu(facts, wanted),
         _next_boot(facts, wanted),
         *_kernel_log(facts),
@@ -40,6 +40,7 @@ def _result(
 
 def _system(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
     root = "root rights" if facts.sudo_ok else "no root rights"
+    whose = "" if facts.account_exists else "no "
     return [
         _result(
             facts,
@@ -73,12 +74,20 @@ def _system(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
             f"{wanted.python_version} or newer",
             "install python3",
         ),
+        _result(
+            facts,
+            "user",
+            facts.account_exists,
+            "no answer" if facts.account_exists is None else f"{whose}user {wanted.account}",
+            "the one that owns the daily work",
+            "correct `user` in group_data, or create the user on the host",
+        ),
     ]
 
 
 def _memory(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
     # What our own server holds comes back when it is stopped for the new release.
-    serving = facts.port_owner == "sparkstack"
+    serving = facts.serving
     memory = facts.memory_total_bytes if serving else facts.memory_available_bytes
     kind = "in total (our server runs)" if serving else "available"
     total, free = facts.cma_total_bytes, facts.cma_free_bytes
@@ -132,9 +141,37 @@ def _port(facts: HostFacts, wanted: Wanted) -> CheckResult:
     )
 
 
+def _docker(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
+    """Both come with DGX OS, and we do not install them."""
+    version, toolkit = facts.docker_version, facts.container_toolkit
+    # A daemon that does not answer may be what the stage docker mends.
+    found = "no Docker" if version is None else version or "a daemon that does not answer"
+    results = [
+        _result(
+            facts,
+            "docker",
+            None if version == "" else version is not None,
+            found,
+            "Docker",
+            "install it (DGX OS has it: package docker-ce)",
+        )
+    ]
+    name, want = "container toolkit", "nvidia-ctk"
+    if wanted.accelerator == "cpu":
+        return [*results, _result(facts, name, None, "accelerator is cpu", want)]
+    remedy = "install it (DGX OS has it: package nvidia-container-toolkit)"
+    found = f"no {want}" if toolkit is None else f"{want} {toolkit}".strip()
+    return [*results, _result(facts, name, toolkit is not None, found, want, remedy)]
+
+
 def _gpu(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
     capability = f"compute capability {wanted.compute_capability}"
-    driver, cuda = f"{wanted.driver} or newer", f"{wanted.cuda} or newer"
+
+    def least(name: str, version: str) -> str:
+        whose = "the recipe's" if name in wanted.from_recipe else "default; the recipe names none"
+        return f"{version} or newer ({whose})"
+
+    driver, cuda = least("driver", wanted.driver), least("cuda", wanted.cuda)
     gpu = facts.gpu
     if wanted.accelerator == "cpu":
         wants = {"gpu": capability, "driver": driver, "cuda": cuda}
@@ -160,7 +197,7 @@ def _gpu(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
             "driver",
             _at_least(gpu.driver, wanted.driver),
             gpu.driver,
-            f"{driver} (default; the recipe names none)",
+            driver,
             "upgrade DGX OS, and restart",
         ),
         _result(
@@ -235,15 +272,6 @@ def _kernel_log(facts: HostFacts) -> list[CheckResult]:
 def _lines(faults: Sequence[str]) -> str:
     count = "1 line" if len(faults) == 1 else f"{len(faults)} lines"
     return f"{count}, the last: {faults[-1][:200]}" if faults else "nothing"
-
-
-def nodes(recipe: Recipe, count: int) -> CheckResult:
-    """Does the recipe run on as many hosts as the inventory has?"""
-    for problem in recipe.check_nodes(count):
-        return CheckResult(
-            "all hosts", "nodes", "failed", problem.found, problem.wanted, f"{problem.remedy} {recipe.name}"
-        )
-    return CheckResult("all hosts", "nodes", "ok", f"{count} hosts", f"what recipe {recipe.name} allows")
 
 
 def across(all_facts: Sequence[HostFacts], max_skew_s: float = 30.0) -> list[CheckResult]:

@@ -159,6 +159,9 @@ def source_script(
 def deploy_conda(site: Site) -> None:
     """After this the host runs jobs: `<install_dir>/env/bin/python -m onhost`."""
     prefix = site.data.install_dir
+    variables = dict(site.data.pip_environment)
+    if site.data.conda_channel_alias:
+        variables["CONDA_CHANNEL_ALIAS"] = site.data.conda_channel_alias
     miniforge(
         name="Miniforge is installed",
         arch=host.get_fact(Arch),  # for a machine it is what it is; asked once
@@ -171,7 +174,7 @@ def deploy_conda(site: Site) -> None:
         name="environment is built",
         prefix=prefix,
         definition=(ROOT / "files/environment.yml").read_text(),
-        pip_environment=site.data.pip_environment,
+        pip_environment=variables,
     )
     wheel, digest = wheels.build(ROOT / "onhost")
     wheel_installed(
@@ -186,5 +189,5 @@ def deploy_conda(site: Site) -> None:
         runtime_install=site.data.runtime_install,
         build=site.data.source_build,
         install_dir=prefix,
-        pip_environment=site.data.pip_environment,
+        pip_environment=variables,
     )

@@ -93,7 +93,8 @@ def _machine(site: Site) -> machine.Machine:
 
 
 def _asked_packages(data: Any) -> list[str]:
-    return [*data.packages, "earlyoom", "systemd-timesyncd", *data.held_packages]
+    held = [pattern for pattern in data.held_packages if not pattern.startswith("!")]
+    return [*data.packages, "earlyoom", "systemd-timesyncd", *held]
 
 
 @operation()

@@ -48,10 +48,13 @@ def host_facts(name: str, survey: dict[str, Any], asked: float, answered: float)
         memory_total_bytes=int(survey.get("memory_total", 0)),
         disk_free=survey.get("disk", {}),
         file_systems=survey.get("file_system", {}),
-        port_owner=survey.get("port"),
+        port_owner=survey.get("port") or None,
         sudo_ok=survey.get("user") == "root",
         python_version=survey.get("python") or None,
-        docker_version=survey.get("docker") or None,
+        serving=survey.get("serving") == "yes",
+        account_exists=survey["account"] != "none" if survey.get("account") else None,
+        docker_version=survey.get("docker"),
+        container_toolkit=survey.get("nvidia_ctk"),
         gpu=gpu,
         kernel=survey.get("kernel", ""),
         clock_epoch_s=_clock_offset(float(survey["clock"]), asked, answered) if survey.get("clock") else None,
@@ -85,7 +88,12 @@ def _survey_arguments(site: Site) -> dict[str, Any]:
     # Where Docker will keep its images once this run has told it so.
     data_root = site.data.get("docker_data_root")
     paths = [site.data.state_dir, *([data_root] if data_root else [])]
-    return {"paths": paths, "port": site.recipe.serve.port, "downloads": site.downloads_dir}
+    return {
+        "paths": paths,
+        "port": site.recipe.serve.port,
+        "downloads": site.downloads_dir,
+        "account": site.user,
+    }
 
 
 def _wanted(site: Site, survey: dict[str, Any]) -> Wanted:
@@ -102,12 +110,16 @@ def _wanted(site: Site, survey: dict[str, Any]) -> Wanted:
     disk = {site.data.state_dir: need.weights}
     if need.image is not None:
         disk[site.data.get("docker_data_root") or survey.get("docker_root") or "/var/lib/docker"] = need.image
+    declared = site.recipe.host.model_dump(exclude_none=True)
     return Wanted(
         systems=[tuple(system.split(":", 1)) for system in site.data.accepted_systems],
         accelerator=site.data.accelerator,
         port=site.recipe.serve.port,
         memory_bytes=int(site.recipe.budget.memory_gib * GIB),
         disk_bytes=disk,
+        account=site.user,
+        from_recipe=[*declared],
+        **declared,
     )
 
 

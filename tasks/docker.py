@@ -101,6 +101,31 @@ class Mirrors(FactBase[Mapping[str, str]]):
         return {mirror: status for status, _, mirror in (line.partition(" ") for line in output) if mirror}
 
 
+class Others(FactBase[Mapping[str, bool]]):
+    """Returns the containers of others that a restart of the daemon would stop, and whether each comes back
+    by its restart policy; none where the daemon lets them live through it. Asked only before a restart."""
+
+    @staticmethod
+    def default() -> dict[str, bool]:
+        return {}
+
+    def command(self) -> str:
+        return (
+            "[ \"$(docker info -f '{{.LiveRestoreEnabled}}' 2>/dev/null)\" = true ] || "
+            "docker ps -q 2>/dev/null | "
+            "xargs -r docker inspect -f '{{.Name}} {{.HostConfig.RestartPolicy.Name}}' 2>/dev/null; true"
+        )
+
+    def process(self, output: list[str]) -> dict[str, bool]:
+        # "on-failure" does not count: it looks at the container's own end, not at the daemon's.
+        pairs = (line.removeprefix("/").partition(" ") for line in output if line.startswith("/"))
+        return {
+            name: policy in ("always", "unless-stopped")
+            for name, _, policy in pairs
+            if not name.startswith("sparkstack-")
+        }
+
+
 class DaemonState(FactBase[str]):
     """Returns `is-enabled` and `is-active` of Docker's unit, such as "enabled active"."""
 
@@ -171,7 +196,8 @@ def merged_daemon_json(site: Site, path: str) -> Commands:
         return
     drift.differs(path, *differences.of_settings(file.text, settings))
     allowed = knobs.switched_on(site.data, "restart_serving")
-    if refused := docker_settings.restart_refused(host.name, _serving(site), allowed):
+    others = {host.name: host.get_fact(Others)}
+    if refused := docker_settings.restart_refused(host.name, _serving(site), others, allowed):
         yield fail(str(refused))
         return
     if host.get_fact(Validates):
@@ -180,6 +206,8 @@ def merged_daemon_json(site: Site, path: str) -> Commands:
     if file.text is not None:
         yield StringCommand(f"test -e {backup} || cp -p {quoted} {backup}")
     yield StringCommand(undo.sets(path, settings))
+    if root := settings.get("data-root"):
+        yield StringCommand(undo.did("data-root", str(root), ask=undo.nearest(str(root))))
     # The mark comes first: a run that is killed after the rename still restarts the daemon next time.
     yield StringCommand(
         f"rm -f {BEFORE}; ! test -e {quoted} || cp -p {quoted} {BEFORE}; echo {file.kind} > {DUE}"
@@ -220,15 +248,24 @@ def daemon_restarted(site: Site, path: str) -> Commands:
         drift.differs("docker.service", "running with its settings of before", "restarted", host=rank.name)
     serving = _serving(site)
     allowed = knobs.switched_on(site.data, "restart_serving")
-    if refused := docker_settings.restart_refused(host.name, serving, allowed):
+    others = {rank.name: rank.get_fact(Others) for rank in due}
+    if refused := docker_settings.restart_refused(host.name, serving, others, allowed):
         yield fail(str(refused))
         return
-    yield FunctionCommand(_restart, (site, path, due, bool(serving)), {})
+    yield FunctionCommand(_restart, (site, path, due, bool(serving), others), {})
 
 
-def _restart(state: Any, host: Any, site: Site, path: str, due: list[Any], serving: bool) -> bool:
+def _restart(
+    state: Any,
+    host: Any,
+    site: Site,
+    path: str,
+    due: list[Any],
+    serving: bool,
+    others: Mapping[str, Mapping[str, bool]],
+) -> bool:
     """Stop what serves, restart the daemons, start what served. A daemon that does not come back gets the
-    file before back."""
+    file before back. Containers of others that stay stopped are named."""
     if serving and not serve.stop_ranks(host, site):
         return False
     restart = "systemctl reset-failed docker.service; systemctl restart docker.service"
@@ -236,6 +273,9 @@ def _restart(state: Any, host: Any, site: Site, path: str, due: list[Any], servi
         ok, said = shell(rank, f"{restart} && rm -f {DUE} {BEFORE}")
         if not ok:
             return _take_back(host, rank, path, said)
+        if stopped := ", ".join(name for name, back in others[rank.name].items() if not back):
+            line = f"{rank.name}: docker: the restart stopped {stopped}; start what you still want of these"
+            host.log_styled(line, fg="yellow", log_func=logger.warning)
     return not serving or serve.start_ranks(host, site)
 
 

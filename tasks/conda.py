@@ -159,9 +159,7 @@ def source_script(
 def deploy_conda(site: Site) -> None:
     """After this the host runs jobs: `<install_dir>/env/bin/python -m onhost`."""
     prefix = site.data.install_dir
-    variables = dict(site.data.pip_environment)
-    if site.data.conda_channel_alias:
-        variables["CONDA_CHANNEL_ALIAS"] = site.data.conda_channel_alias
+    variables = conda.variables(site.data.pip_environment, site.data.conda_channel_alias)
     miniforge(
         name="Miniforge is installed",
         arch=host.get_fact(Arch),  # for a machine it is what it is; asked once

@@ -16,7 +16,7 @@ from pyinfra.context import ctx_host
 
 from sparkstack import daemon_json, netplan, topology
 from sparkstack.machine import Machine
-from tasks import put_back, remove, undo
+from tasks import put_back, remove, remove_docker, undo
 from tasks.docker import Others
 from tasks.facts import Addresses, Text, UnitState
 from tasks.machine import MachineState
@@ -192,7 +192,7 @@ def test_daemon_json_with_nothing_of_ours_does_not_restart_docker(host: FakeHost
 
 
 def test_a_restart_that_was_cut_off_is_made_up_for(host: FakeHost) -> None:
-    host.facts[Text] = lambda path: "" if path == remove.DUE else None
+    host.facts[Text] = lambda path: "" if path == remove_docker.DUE else None
     assert follow(commands_of(remove.daemon_json_back, host), host)
     assert host.kinds() == ["restart docker unless off"]
 

@@ -168,7 +168,6 @@ WEBUI = f"""case "$*" in inspect*{ID}) echo /webui ;; *publish=8000*) echo webui
             "docker-proxy (pid 8, container webui)",
             None,
         ),
-        ([listener("VLLM::Server")], OURS, f"/docker/{ID}", "sparkstack", "yes"),
         ([listener("vllm", "vllm")], OURS, f"/system.slice/docker-{ID}.scope", "sparkstack", "yes"),
         ([listener("vllm")], "exit 1", "/system.slice/sparkstack-serve.service", "sparkstack", None),
         # A worker of a cluster serves without listening; its memory comes back like the head's.

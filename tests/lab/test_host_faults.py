@@ -251,6 +251,7 @@ HTTPX = "/opt/sparkstack/env/lib/python3*/site-packages/httpx"
 CONDA = "/opt/sparkstack/conda/.sparkstack"
 DRIFTS: list[tuple[int, str, str, str, str]] = [
     (0, f"sed -i s/-1000/-10/ {FILES['sshd']}", "host", FILES["sshd"], "content"),
+    (0, "systemctl daemon-reload", "host", "ssh.service", "OOMScoreAdjust -10"),
     (1, f"rm {FILES['earlyoom']}", "host", FILES["earlyoom"], "no file"),
     (0, "systemctl disable --now --quiet earlyoom", "host", "earlyoom.service", "disabled and inactive"),
     (1, f"chmod 400 {FILES['sudoers']}", "host", FILES["sudoers"], "mode 400"),

@@ -109,8 +109,15 @@ class Fabric(Strict):
     """How the fabric is cabled."""
 
     kind: str | None = None
-    port: int = 0
+    port: int | dict[str, int] = 0
+    cables: int | list[str] | None = None
     base: str | None = None
+
+
+# As Linux takes it, and safe in a shell.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+Twin = Annotated[list[Name], Field(min_length=2, max_length=2)]
+Twins = Annotated[list[Twin], Field(min_length=2, max_length=2)]
 
 
 class Knobs(Strict):
@@ -160,6 +167,7 @@ class Knobs(Strict):
     image_bases: dict[str, str]
 
     fabric: Fabric
+    fabric_ports: dict[Literal[0, 1], Twins]
     management_interface: NetworkInterface
     serve_bind: Bind
     share_port: Annotated[int, Field(ge=1, le=65535)]

@@ -165,7 +165,7 @@ def files_back() -> Commands:
 
 
 # Holds before packages, members before their group.
-ORDER = ("hold", "unit", "package", "member", "group", "target", "sysctl", "swap")
+ORDER = ("hold", "unit", "package", "member", "user", "group", "target", "sysctl", "swap")
 
 
 @operation()

@@ -169,10 +169,10 @@ image_bases: dict[str, str] = {}
 
 # ── Network ──
 
-# How the ConnectX-7 ports are cabled; docs/fabric.md. kind: "single", "pair", "ring", "switch", or "auto" (all
-# ports are asked whom they hear). None: "single" for one host, "pair" for two. port: the cage, 0 or 1, of all
-# hosts or of each: {"spark-1": 0, "spark-2": 1}. cables: 2 for a pair with two; or all of them by their ends:
-# ["spark-1:0 spark-2:1", …]. base: the network that the /24 networks are cut from, two for each cable.
+# How the ConnectX-7 ports are cabled; docs/fabric.md. kind: "single", "pair", "ring", "switch", or "auto"
+# (the ports are asked whom they hear). None: "single" for one host, "pair" for two. port: the cage, 0 or 1,
+# of all hosts or of each: {"spark-1": 0, "spark-2": 1}. cables: 2 for a pair with two; or all of them by
+# their ends: ["spark-1:0 spark-2:1", …]. base: the network that the /24 networks are cut from, two a cable.
 fabric: dict[str, object] = {"kind": None, "port": 0, "base": "192.168.96.0/19"}
 
 # Names of a Spark's interfaces and RDMA devices, where it does not call them as DGX OS does: set it for that

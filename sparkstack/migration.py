@@ -55,9 +55,7 @@ def plan(node: str, ports: Sequence[str], state: FabricState, ours: str) -> tupl
         for one in _ids_of(node, path, network, ports, state, problems)
     }
     masters = {
-        name
-        for path, network in loaded.items()
-        for name in _stacks_of(node, path, network, ids, problems)
+        name for path, network in loaded.items() for name in _stacks_of(node, path, network, ids, problems)
     }
     ids |= masters
     for path, network in loaded.items():

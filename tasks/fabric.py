@@ -157,9 +157,7 @@ def rank_environment(site: Site) -> Commands:
     """Write this rank's fabric.env. No-op when it names exactly the devices that are active now."""
     state = fabric_facts.known(site)
     active = [state.hcas[i.name] for i in site.interfaces if i.name in state.hcas]
-    file = ManagedFile.text(
-        f"{site.data.config_dir}/fabric.env", launch.env_file(site.rank_env(active))
-    )
+    file = ManagedFile.text(f"{site.data.config_dir}/fabric.env", launch.env_file(site.rank_env(active)))
     yield from write_unless(file, state.files.get(file.path))
 
 

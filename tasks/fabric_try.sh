@@ -44,7 +44,7 @@ strays() {
         [ "$one" = "$2" ] || ip addr del "$one" dev "$1" 2>/dev/null || true
     done
     # netplan leaves the MTU of a port alone that had one of its own before.
-    [ "$(cat "/sys/class/net/$1/mtu")" = "$3" ] || ip link set dev "$1" mtu "$3" 2>/dev/null || true
+    [ "$(cat "/sys/class/net/$1/mtu" 2>/dev/null)" = "$3" ] || ip link set dev "$1" mtu "$3" 2>/dev/null || true
 }
 mtu_back() { [ "$(cat "/sys/class/net/$1/mtu" 2>/dev/null)" = "$2" ] || ip link set dev "$1" mtu "$2" 2>/dev/null || true; }
 address_back() { ip addr add "$2" ${3:+brd "$3"} dev "$1" 2>/dev/null || true; }

@@ -47,6 +47,5 @@ def files(site: Site, known: Mapping[str, peers.Peer]) -> list[ManagedFile]:
         (peers.authorized_keys(fabric, me, known, f"{mine}/command"), "644"),
     ]
     return [
-        ManagedFile.text(path, text, mode)
-        for path, (text, mode) in zip(paths(site), contents, strict=True)
+        ManagedFile.text(path, text, mode) for path, (text, mode) in zip(paths(site), contents, strict=True)
     ]

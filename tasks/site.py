@@ -364,6 +364,7 @@ def load(whole: bool = True) -> Site:
             *recipe.unsupported(chosen),
             *recipe.pins_missing(chosen, data.image_bases),
             *recipe.secrets_in(chosen),
+            *nccl.empties(chosen.serve.env, f"recipe {chosen.name}"),
         ]
         if problems:
             raise SparkstackError(problems)

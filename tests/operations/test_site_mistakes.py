@@ -65,12 +65,12 @@ def test_recipe_that_is_no_recipe_names_the_line(tmp_path: Path) -> None:
 
 def test_three_hosts_need_a_kind() -> None:
     line = mistake(3)
-    assert line == "fabric: found 3 hosts and no kind; wanted ring or switch; set `fabric` in group_data"
+    assert line == "fabric: found 3 hosts and no kind; wanted ring, switch or auto; set `fabric` in group_data"
 
 
 def test_unknown_kind() -> None:
     line = mistake(3, fabric={"kind": "rign"})
-    assert line.startswith("topology: found 'rign'; wanted one of: single, pair, ring, switch; ")
+    assert line.startswith("topology: found 'rign'; wanted one of: single, pair, ring, switch, auto; ")
     assert line.endswith("did you mean 'ring'?")
 
 

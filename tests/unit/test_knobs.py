@@ -56,7 +56,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (
         "fabric",
         {"prot": 1},
-        "found unknown name 'fabric.prot'; wanted one of: kind, port, base; did you mean 'port'?",
+        "found unknown name 'fabric.prot'; wanted one of: kind, port, cables, base; did you mean 'port'?",
     ),
     (
         "conda_sha256",

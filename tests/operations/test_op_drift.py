@@ -12,7 +12,7 @@ from sparkstack import netplan
 from sparkstack.fabric_state import FabricState, Link
 from tasks import benchmark, checkpoint, drift, fabric, fabric_facts, image, operations, serve
 from tasks.fabric_facts import FabricFacts
-from tasks.facts import FileStates, ImageId, Json, ServeState, Text
+from tasks.facts import ImageId, Json, ServeState, Text
 from tasks.files import ManagedFile
 from tasks.site import UNIT, Site
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- a message is compared with the whole line that a user reads
 """The fabric: netplan only where something differs, never over a network that is somebody else's, and taken
 back by the host where nobody comes back to it."""
 

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pyinfra import host
-from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
+from pyinfra.api import FactBase, FunctionCommand, StringCommand, deploy, operation
 
 from sparkstack import differences, discovery, fabric_check, launch, machine, migration, netplan
 from sparkstack.errors import SparkstackError
@@ -22,6 +22,11 @@ from tasks.site import Site
 
 # What hides a netplan file of which nothing is left.
 EMPTY = "network:\n  version: 2\n"
+
+
+def asks(site: Site) -> list[tuple[type[FactBase[Any]], dict[str, Any]]]:
+    """The facts that the operations below ask of a host that is as declared."""
+    return [(fabric_facts.FabricFacts, fabric_facts.words(site))]
 
 
 def _old(site: Site, state: FabricState) -> tuple[migration.Migration, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from pathlib import Path
+from typing import Any
 
 from pyinfra import host
 from pyinfra.api import FactBase
@@ -25,9 +26,8 @@ class FabricFacts(FactBase[FabricState]):
     default = FabricState
 
     def command(self, ports: dict[str, str], keys: str, paths: list[str]) -> str:
-        words = [f"{name}={peer}" for name, peer in ports.items()] + paths
-        words = ["sh", "-c", SCRIPT.read_text(), "fabric", str(MTU), keys, *words]
-        return " ".join(shlex.quote(word) for word in words)
+        asked = [f"{name}={peer}" for name, peer in ports.items()]
+        return shlex.join(["sh", "-c", SCRIPT.read_text(), "fabric", str(MTU), keys, *asked, *paths])
 
     def process(self, output: list[str]) -> FabricState:
         return fabric_state.parse(output)
@@ -37,14 +37,18 @@ class FabricFacts(FactBase[FabricState]):
 _known: dict[str, FabricState] = {}
 
 
+def words(site: Site) -> dict[str, Any]:
+    """The arguments with which the fact is asked."""
+    return {
+        "ports": {i.name: i.next_peer for i in site.interfaces},
+        "keys": peer_files.folder(site),
+        "paths": [netplan.PATH, f"{site.data.config_dir}/fabric.env", *peer_files.paths(site)],
+    }
+
+
 def ask(site: Site) -> FabricState:
     """Ask the host anew."""
-    found: FabricState = host.get_fact(
-        FabricFacts,
-        ports={i.name: i.next_peer for i in site.interfaces},
-        keys=peer_files.folder(site),
-        paths=[netplan.PATH, f"{site.data.config_dir}/fabric.env", *peer_files.paths(site)],
-    )
+    found: FabricState = host.get_fact(FabricFacts, **words(site))
     _known[site.host.name] = found
     return found
 

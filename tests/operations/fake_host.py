@@ -87,7 +87,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "take settings back": (r"if test -e \S+; then cp -p .*; systemctl restart docker\.service", ""),
     # fabric.py
     "keep file": (KEEP, ""),
-    "remove file": (r"rm -f /etc/\S+", ""),
+    "remove file": (r"rm -f /etc/netplan/\S+", ""),
     "begin try": (rf"umask 077; cat > \S+; if systemctl is-active --quiet {TRY}; .* busy; \}}", "begun"),
     "state of try": (r"cat /run/sparkstack-fabric/state", None),
     "keep network": (rf"systemctl is-active --quiet {TRY} && touch /run/sparkstack-fabric/keep", ""),

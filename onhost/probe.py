@@ -2,9 +2,11 @@
 
 Runs alone, from standard input, with the system's Python (3.9 or newer) and as root, before anything of ours
 is installed: standard library only, nothing imported from this package. Prints one JSON object:
-`{"ports": {interface: {"present", "carrier", "speed" (Mb/s or null), "mtu", "heard": [[host, interface]]}}}`.
+`{"ports": {interface: {"present", "carrier", "speed" (Mb/s or null), "mtu", "heard": [[host, interface]]}},
+"raised": [interface]}`.
 
-An interface that is down is set up for the time of the probe, and down again after it. Frames are Ethernet
+An interface that is down ("raised") is set up for the time of the probe, and down again after it; its carrier
+may take longer than the probe did, so whoever asked should ask all hosts again, for longer. Frames are Ethernet
 broadcasts of type 0x88B5, which IEEE 802 keeps for local experiments: no switch forwards them beyond its
 segment, and no IP address is needed.
 """
@@ -24,7 +26,6 @@ from typing import Any
 TYPE = 0x88B5
 MAGIC = b"sparkstack-probe\0"
 INTERVAL_S = 0.2
-CARRIER_S = 8.0
 IFF_UP, IFREQ_FLAGS = 0x1, 0x8914
 GET_FLAGS = 0x8913
 
@@ -85,9 +86,6 @@ def probe(run: str, host: str, names: list[str], seconds: float) -> dict[str, An
     try:
         for name in raised:
             set_up(name, True)
-        until = time.monotonic() + CARRIER_S
-        while raised and time.monotonic() < until and not all(read(n, "carrier") == "1" for n in raised):
-            time.sleep(0.1)
         for name in present:
             raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(TYPE))
             raw.bind((name, TYPE))
@@ -109,7 +107,7 @@ def probe(run: str, host: str, names: list[str], seconds: float) -> dict[str, An
         for name in raised:
             with contextlib.suppress(OSError):
                 set_up(name, False)
-    return {"ports": ports}
+    return {"ports": ports, "raised": raised}
 
 
 def listen(

@@ -24,6 +24,10 @@ from tasks.remote import shell
 PROBE = Path(__file__).resolve().parent.parent / "onhost" / "probe.py"
 # All hosts are asked at once; the time in which the first and the last one begin is less than that.
 SECONDS = 3.0
+# Where a port had to be set up first: until it has a carrier.
+LONG_SECONDS = 12.0
+# What a host may take besides, to begin and to answer.
+SLACK_SECONDS = 30.0
 
 # Found once in a run: every host's declaration is made from it.
 _cablings: dict[tuple[str, ...], Cabling | SparkstackError] = {}
@@ -66,17 +70,26 @@ def _found(hosts: Sequence[Any], names: Mapping[str, Ports]) -> Cabling:
 
 def probed(hosts: Sequence[Any], names: Mapping[str, Ports]) -> Reports:
     """What each port of each host heard. Errors: SparkstackError for a host that could not be asked."""
+    answers = _ask(hosts, names, SECONDS)
+    if any(answer.get("raised") for answer in answers.values()):
+        answers = _ask(hosts, names, LONG_SECONDS)
+    return {name: discovery.ports_of_report(answer) for name, answer in answers.items()}
+
+
+def _ask(hosts: Sequence[Any], names: Mapping[str, Ports], seconds: float) -> dict[str, dict[str, Any]]:
+    """The answers of all hosts to a probe that they do at the same time."""
     run = secrets.token_hex(8)
     source = PROBE.read_text()
     asked = []
     for host in hosts:
         ports = [netdev for port in sorted(names[host.name]) for netdev, _ in names[host.name][port]]
-        words = ["python3", "-", run, host.name, str(SECONDS), *ports]
+        words = ["python3", "-", run, host.name, str(seconds), *ports]
         asked.append(gevent.spawn(shell, host, shlex.join(words), source))
-    gevent.joinall(asked)
-    reports, problems = {}, []
+    gevent.joinall(asked, timeout=seconds + SLACK_SECONDS)
+    answers, problems = {}, []
     for host, answer in zip(hosts, asked, strict=True):
-        ok, text = answer.get()
+        ok, text = answer.get() if answer.ready() else (False, "")
+        answer.kill(block=False)
         try:
             report = json.loads(text) if ok else {}
         except ValueError:
@@ -89,7 +102,7 @@ def probed(hosts: Sequence[Any], names: Mapping[str, Ports]) -> Reports:
                     "it needs python3 and root rights there",
                 )
             )  # fmt: skip
-        reports[host.name] = discovery.ports_of_report(report)
+        answers[host.name] = report
     if problems:
         raise SparkstackError(problems)
-    return reports
+    return answers

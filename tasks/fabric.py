@@ -62,6 +62,8 @@ def possible(site: Site) -> Commands:
     if lines:
         yield fail(*lines)
         return
+    if state.trying:
+        drift.differs("network", "a change under way, of another run", "none")
     for thing in fabric_check.silence(site.interfaces, state):
         drift.differs(*thing)
     host.noop("the ports can carry the fabric")

@@ -93,7 +93,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "keep network": (rf"systemctl is-active --quiet {TRY} && touch /run/sparkstack-fabric/keep", ""),
     "go back": (r"touch /run/sparkstack-fabric/back", ""),
     "carriers": (r"echo \"\S+ \$\(cat /sys/class/net/\S+/carrier 2>&1\)\"(; echo .*)?", None),
-    "probe": (r"python3 - [0-9a-f]{16} \S+ 3\.0( \S+){4}", None),
+    "probe": (r"python3 - [0-9a-f]{16} \S+ (3|12)\.0( \S+){4}", None),
     # peers.py
     "make key": (r"umask 022; mkdir -p .* ssh-keygen -q -t ed25519 -N '' .* id_ed25519\.pub", None),
     "keys of another": (r"for f in \S+/id_ed25519\.pub /etc/ssh/\S+; do .*; done", None),

@@ -293,6 +293,18 @@ def test_a_probe_that_fails_is_one_line(sites: Sites, answer: Any, said: str) ->
     ]
 
 
+def test_a_port_that_was_down_is_given_time_for_its_carrier(sites: Sites) -> None:
+    both = sites(2)
+    head, worker = both
+    off(both, enp1s0f0np0="none")
+    commands = commands_of(fabric.cabled, head.host, head)
+    for site, other in zip(both, both[::-1], strict=True):
+        late = heard(*((twin, other.host.name, twin) for twin in TWINS))
+        site.host.answers = {"probe": [heard()[:-1] + f', "raised": {json.dumps(TWINS)}}}', late]}
+    assert follow(commands, head.host)
+    assert [" 3.0 " in worker.host.heard[0], " 12.0 " in worker.host.heard[1]] == [True, True]
+
+
 def test_a_cabling_that_is_found_is_shown_as_a_declaration(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,9 +6,9 @@ is installed: standard library only, nothing imported from this package. Prints 
 "raised": [interface]}`.
 
 An interface that is down ("raised") is set up for the time of the probe, and down again after it; its carrier
-may take longer than the probe did, so whoever asked should ask all hosts again, for longer. Frames are Ethernet
-broadcasts of type 0x88B5, which IEEE 802 keeps for local experiments: no switch forwards them beyond its
-segment, and no IP address is needed.
+may take longer than the probe did, so whoever asked should ask all hosts again, for longer. Frames are
+Ethernet broadcasts of type 0x88B5, which IEEE 802 keeps for local experiments: they stay in their segment,
+and no IP address is needed.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ def probe(run: str, host: str, names: list[str], seconds: float) -> dict[str, An
     present = [name for name in names if read(name, "address")]
     raised = [name for name in present if not is_up(name)]
     sockets: dict[int, tuple[socket.socket, str]] = {}
+    # A port whose neighbour is done first, and down again, has lost its carrier by the end.
+    carriers: dict[str, int | None] = {}
     found: dict[str, set[tuple[str, str]]] = {name: set() for name in names}
     try:
         for name in raised:
@@ -90,12 +92,12 @@ def probe(run: str, host: str, names: list[str], seconds: float) -> dict[str, An
             raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(TYPE))
             raw.bind((name, TYPE))
             sockets[raw.fileno()] = (raw, name)
-        listen(run, host, sockets, found, seconds)
+        listen(run, host, sockets, found, carriers, seconds)
         ports = {
             name: {
                 "present": name in present,
-                "carrier": read(name, "carrier") == "1",
-                "speed": number(read(name, "speed")),
+                "carrier": name in carriers,
+                "speed": carriers.get(name),
                 "mtu": number(read(name, "mtu")),
                 "heard": sorted(map(list, found[name])),
             }
@@ -115,6 +117,7 @@ def listen(
     host: str,
     sockets: dict[int, tuple[socket.socket, str]],
     found: dict[str, set[tuple[str, str]]],
+    carriers: dict[str, int | None],
     seconds: float,
 ) -> None:
     end = time.monotonic() + seconds
@@ -124,6 +127,8 @@ def listen(
             send_at = now + INTERVAL_S
             for raw, name in sockets.values():
                 mac = bytes.fromhex(read(name, "address").replace(":", ""))
+                if read(name, "carrier") == "1":
+                    carriers[name] = number(read(name, "speed"))
                 # No carrier: the next round may have one.
                 with contextlib.suppress(OSError):
                     raw.send(frame(mac, run, host, name))

@@ -33,9 +33,9 @@ def twins(port: int) -> Twins:
     )
 
 
-def ports_of(knob: Mapping[int, Sequence[Sequence[str]]]) -> Ports:
+def ports_of(knob: Mapping[int | str, Sequence[Sequence[str]]]) -> Ports:
     """The knob `fabric_ports` of a host as names of the twins, by port."""
-    return {port: ((one[0], one[1]), (other[0], other[1])) for port, (one, other) in sorted(knob.items())}
+    return {int(port): ((one[0], one[1]), (other[0], other[1])) for port, (one, other) in knob.items()}
 
 
 def plan(

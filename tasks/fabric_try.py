@@ -153,6 +153,8 @@ def _wait(host: Any, words: tuple[str, ...]) -> str:
 
 def _asked(host: Any, command: str) -> str | None:
     """What the host says; None where it does not answer in time."""
+    if not host.connected:
+        return None
     call = gevent.spawn(shell, host, command)
     try:
         ok, text = call.get(timeout=ANSWER_SECONDS)

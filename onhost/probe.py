@@ -14,6 +14,7 @@ and no IP address is needed.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import select
 import socket
@@ -26,8 +27,10 @@ from typing import Any
 TYPE = 0x88B5
 MAGIC = b"sparkstack-probe\0"
 INTERVAL_S = 0.2
-IFF_UP, IFREQ_FLAGS = 0x1, 0x8914
-GET_FLAGS = 0x8913
+IFF_UP = 0x1
+GET_FLAGS, SET_FLAGS = 0x8913, 0x8914
+SO_ATTACH_FILTER = 26
+ALL_TYPES = 0x0003
 
 
 def read(name: str, what: str) -> str:
@@ -53,7 +56,21 @@ def set_up(name: str, up: bool) -> None:
         request = struct.pack("16sh", name.encode(), 0)
         flags = struct.unpack("16sh", fcntl.ioctl(plain, GET_FLAGS, request))[1]
         flags = flags | IFF_UP if up else flags & ~IFF_UP
-        fcntl.ioctl(plain, IFREQ_FLAGS, struct.pack("16sh", name.encode(), flags))
+        fcntl.ioctl(plain, SET_FLAGS, struct.pack("16sh", name.encode(), flags))
+
+
+def listening(name: str) -> socket.socket:
+    """A socket that hears our frames on an interface. Bound to all types, with a filter in the kernel: of a
+    port in a bond or bridge nothing else sees a frame before that takes it."""
+    raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    # Load the type; where it is ours keep the frame, else drop it.
+    program = [(0x28, 0, 0, 12), (0x15, 0, 1, TYPE), (0x06, 0, 0, 0xFFFF), (0x06, 0, 0, 0)]
+    code = b"".join(struct.pack("HBBI", *line) for line in program)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    filtered = struct.pack("HL", len(program), ctypes.addressof(buffer))
+    raw.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, filtered)
+    raw.bind((name, ALL_TYPES))
+    return raw
 
 
 def frame(mac: bytes, run: str, host: str, name: str) -> bytes:
@@ -89,8 +106,7 @@ def probe(run: str, host: str, names: list[str], seconds: float) -> dict[str, An
         for name in raised:
             set_up(name, True)
         for name in present:
-            raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(TYPE))
-            raw.bind((name, TYPE))
+            raw = listening(name)
             sockets[raw.fileno()] = (raw, name)
         listen(run, host, sockets, found, carriers, seconds)
         ports = {

@@ -167,7 +167,11 @@ def _deaf(plan: FabricPlan, reports: Mapping[str, Mapping[str, Port]]) -> list[P
                 continue
             what = "no such interface" if not port.present else "no carrier" if not port.carrier else ""
             found = what or f"carrier, and no frame of {' or '.join(interface.peers)}"
-            remedy = f"its twin heard them; see `ethtool {interface.name}`, then restart the host"
+            cage = [reports.get(node.name, {}).get(one.name, Port()) for one in plan.of(node.name)]
+            if any(host in interface.peers for port in cage for host, _ in port.heard):
+                remedy = f"its twin heard them; see `ethtool {interface.name}`, then restart the host"
+            else:
+                remedy = f"they heard it; see `ip -d link show {interface.name}` for what takes its frames"
             problems.append(Problem(f"{node.name}: {interface.name}", found, "frames of them", remedy))
     return problems
 

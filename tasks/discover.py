@@ -51,6 +51,11 @@ def cabling(hosts: Sequence[Any], names: Mapping[str, Ports]) -> Cabling:
     return found
 
 
+def found_now(cabling: Cabling) -> bool:
+    """Whether this very cabling was found in this run."""
+    return any(found == cabling for found in _cablings.values())
+
+
 def _found(hosts: Sequence[Any], names: Mapping[str, Ports]) -> Cabling:
     for host in hosts:
         if not host.connected:

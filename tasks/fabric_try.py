@@ -142,7 +142,7 @@ def _wait(host: Any, words: tuple[str, ...]) -> str:
     """The state of the try, once it begins with one of the words; "" where the host never said so."""
     until = time.monotonic() + MOST_SECONDS
     while time.monotonic() < until:
-        text = _asked(host, f"cat {FOLDER}/state")
+        text = _asked(host, f"cat {FOLDER}/state 2>/dev/null || true")
         if text is None:
             _connect_again(host)
         elif text.split(" ", 1)[0] in words:

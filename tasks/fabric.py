@@ -8,12 +8,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pyinfra import host
-from pyinfra.api import FactBase, FunctionCommand, StringCommand, deploy, operation
+from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
 from sparkstack import differences, discovery, fabric_check, launch, machine, migration, netplan
 from sparkstack.errors import SparkstackError
 from sparkstack.fabric_state import FabricState
 from tasks import discover, drift, fabric_facts, fabric_try, peers, undo
+from tasks.facts import Ask
 from tasks.files import Commands, ManagedFile
 from tasks.machine import MachineState
 from tasks.operations import write_unless
@@ -24,7 +25,7 @@ from tasks.site import Site
 EMPTY = "network:\n  version: 2\n"
 
 
-def asks(site: Site) -> list[tuple[type[FactBase[Any]], dict[str, Any]]]:
+def asks(site: Site) -> list[Ask]:
     """The facts that the operations below ask of a host that is as declared."""
     return [(fabric_facts.FabricFacts, fabric_facts.words(site))]
 
@@ -106,16 +107,6 @@ def _compare(state: Any, host: Any, site: Site) -> bool:
     except SparkstackError as error:
         return all([report_failure(host, line) for line in str(error).split("\n")])
     return True
-
-
-def asks(site: Site) -> list[Ask]:
-    """The facts that the operations below ask of a host that is as declared."""
-    twins: list[Ask] = [(Addresses, {}), (Routes, {}), (FileStates, {"paths": [netplan.PATH]})]
-    return [
-        *(twins if site.interfaces else []),
-        (Hcas, {}),
-        (FileStates, {"paths": [f"{site.data.config_dir}/fabric.env"]}),
-    ]
 
 
 @operation()

@@ -2,8 +2,8 @@
 
 Containers of the lab's Spark image with the options that the lab gives its nodes, named rerun-spark-1…N, on
 Docker's own bridge, with a key of their own, and on two networks of their own as the fabric's rails; instead
-of an environment built by conda the marks of one, which is all that a second run looks at. An inventory for
-them is written to .cache/rerun/hosts/hosts.py.
+of an environment built by conda a virtual environment with its marks and the controller's own copies of what
+a second run imports there. An inventory for them is written to .cache/rerun/hosts/hosts.py.
 """
 
 from __future__ import annotations
@@ -134,8 +134,25 @@ def _booted(container: Container) -> None:
         time.sleep(0.2)
 
 
-def _furnish(container: Container) -> None:
-    """The marks of a built environment (tasks/conda.py writes them last)."""
+def _packages(names: tuple[str, ...]) -> bytes:
+    """An archive of the installed distributions `names` and all that they need, as site-packages has them."""
+    out, todo, taken = io.BytesIO(), [*names], set[str]()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        while todo:
+            found = distribution(todo.pop())
+            if found.name in taken:
+                continue
+            taken.add(found.name)
+            needs = [Requirement(line) for line in found.requires or []]
+            todo += [need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
+            for file in found.files or []:
+                if ".." not in file.parts and file.suffix != ".pyc":
+                    archive.add(str(file.locate()), str(file))
+    return out.getvalue()
+
+
+def _furnish(container: Container, packages: bytes) -> None:
+    """A built environment with its marks (tasks/conda.py writes them last)."""
     defaults: dict[str, Any] = {}
     exec((ROOT / "group_data/all.py").read_text(), defaults)
     arch = nodes.run(container, "uname", "-m")
@@ -151,7 +168,10 @@ def _furnish(container: Container) -> None:
     writes = "; ".join(
         f"mkdir -p {path.rpartition('/')[0]}; echo {text} > {path}" for path, text in marks.items()
     )
-    nodes.run(container, "sh", "-ec", writes)
+    make = f"python3 -m venv --without-pip {place}/env; echo {place}/env/lib/python3*/site-packages"
+    folder = nodes.run(container, "sh", "-ec", f"{make}; {writes}").splitlines()[-1]
+    container.put_archive(folder, packages)
+    nodes.run(container, f"{place}/env/bin/python", "-m", "compileall", "-q", folder)
 
 
 def _write_inventory(addresses: dict[str, str]) -> None:

@@ -285,9 +285,8 @@ def test_the_hosts_reach_one_another_for_two_words(sparks: list[Spark]) -> None:
         assert spark.run(f"{SSH} {other.name} id; echo $?").splitlines()[-1] == "2"
         assert spark.run(f"{SSH} -T {other.name} </dev/null; echo $?").splitlines()[-1] == "2"
         # By the management network the key opens nothing.
-        refused = spark.run(
-            f"{SSH} -o HostName={other.address} -o StrictHostKeyChecking=no {other.name} status 2>&1; true"
-        )
+        anyhow = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+        refused = spark.run(f"{SSH} {anyhow} -o HostName={other.address} {other.name} status 2>&1; true")
         assert "Permission denied" in refused
         assert spark.run(f"stat -c '%a %U' {KEYS} {KEYS}/id_ed25519").split("\n") == ["700 root", "600 root"]
     keys = [spark.run(f"cat {KEYS}/id_ed25519") for spark in sparks]

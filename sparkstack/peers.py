@@ -67,19 +67,20 @@ def authorized_keys(plan: FabricPlan, node: str, peers: Mapping[str, Peer], comm
     """Who may come to `node`, from where, and the only thing that then happens."""
     return "".join(
         f'restrict,from="{",".join(addresses(plan, peer, node))}",command="{command}" '
-        f"{peer.key} sparkstack@{peer.name}\n"
+        f"{peer.key} sparkstack-rank-{peer.rank}\n"
         for peer in peers.values()
         if peer.name != node
     )
 
 
 def config(plan: FabricPlan, node: str, peers: Mapping[str, Peer], folder: str) -> str:
-    """For `ssh -F`: the others by name and by rank ("rank-0" is the head)."""
+    """For `ssh -F`: the others by rank ("rank-0" is the head). Not by name, for a host may have one name in
+    the inventory of another controller and be `@local` in its own."""
     lines = ["# managed by sparkstack: how this host reaches the others (ssh -F this-file rank-0 status)\n"]
     for peer in peers.values():
         if peer.name != node:
             lines.append(
-                f"Host {peer.name} rank-{peer.rank}\n"
+                f"Host rank-{peer.rank}\n"
                 f"  HostName {addresses(plan, peer, node)[0]}\n"
                 f"  Port {peer.port}\n"
             )

@@ -33,7 +33,7 @@ def key_made(site: Site) -> Commands:
 
 def _make(state: Any, host: Any, site: Site) -> bool:
     folder = shlex.quote(peer_files.folder(site))
-    comment = shlex.quote(f"sparkstack@{host.name}")
+    comment = f"sparkstack-rank-{site.rank}"
     ok, said = shell(
         host,
         f"umask 022; mkdir -p $(dirname {folder}); umask 077; mkdir -p {folder} && cd {folder} && "
@@ -128,10 +128,10 @@ def peers_answer(site: Site) -> Commands:
 def _ask(state: Any, host: Any, site: Site) -> bool:
     config = shlex.quote(f"{peer_files.folder(site)}/config")
     good = True
-    for one in site.hosts:
-        if one.name == host.name:
+    for rank, one in enumerate(site.hosts):
+        if rank == site.rank:
             continue
-        ok, said = shell(host, f"ssh -F {config} {shlex.quote(one.name)} status </dev/null 2>&1")
+        ok, said = shell(host, f"ssh -F {config} rank-{rank} status </dev/null 2>&1")
         if not ok or "ActiveState=" not in said:
             words = " ".join(said.split())[-200:] or "no word"
             good = report_failure(

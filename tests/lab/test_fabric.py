@@ -280,13 +280,14 @@ def test_two_runs_at_the_same_time(sparks: list[Spark]) -> None:
 
 
 def test_the_hosts_reach_one_another_for_two_words(sparks: list[Spark]) -> None:
-    for spark, other in zip(sparks, sparks[::-1], strict=True):
-        assert "ActiveState=" in spark.run(f"{SSH} {other.name} status")
-        assert spark.run(f"{SSH} {other.name} id; echo $?").splitlines()[-1] == "2"
-        assert spark.run(f"{SSH} -T {other.name} </dev/null; echo $?").splitlines()[-1] == "2"
+    for rank, (spark, other) in enumerate(zip(sparks, sparks[::-1], strict=True)):
+        peer = f"rank-{1 - rank}"
+        assert "ActiveState=" in spark.run(f"{SSH} {peer} status")
+        assert spark.run(f"{SSH} {peer} id; echo $?").splitlines()[-1] == "2"
+        assert spark.run(f"{SSH} -T {peer} </dev/null; echo $?").splitlines()[-1] == "2"
         # By the management network the key opens nothing.
         anyhow = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
-        refused = spark.run(f"{SSH} {anyhow} -o HostName={other.address} {other.name} status 2>&1; true")
+        refused = spark.run(f"{SSH} {anyhow} -o HostName={other.address} {peer} status 2>&1; true")
         assert "Permission denied" in refused
         assert spark.run(f"stat -c '%a %U' {KEYS} {KEYS}/id_ed25519").split("\n") == ["700 root", "600 root"]
     keys = [spark.run(f"cat {KEYS}/id_ed25519") for spark in sparks]
@@ -301,7 +302,7 @@ def test_another_host_key_is_refused_and_the_doctor_sees_an_edit(sparks: list[Sp
         f"cp -p {KEYS}/known_hosts /root/kept; "
         f"sed -i 's/AAAAC3NzaC1lZDI1NTE5AAAAI./AAAAC3NzaC1lZDI1NTE5AAAAIX/' {KEYS}/known_hosts"
     )
-    said = head.run(f"{SSH} spark-2 status 2>&1; true")
+    said = head.run(f"{SSH} rank-1 status 2>&1; true")
     assert "Host key verification failed" in said or "No ED25519 host key" in said, said
     sparks[1].run(f"echo 'ssh-ed25519 AAAA mine' >> {PEER}/.ssh/authorized_keys")
     run, report = doctor("-y", "--data", "only=fabric")

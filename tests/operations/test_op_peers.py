@@ -44,7 +44,7 @@ def test_a_key_is_made_where_it_is_used_and_known_at_once(pair: list[Site]) -> N
     assert follow(commands_of(peers.key_made, head.host, head), head.host)
     assert fabric_facts._known["spark-1"].key == "ssh-ed25519 NEW"
     files = written(commands_of(peers.peers_known, worker.host, worker))
-    assert "ssh-ed25519 NEW sparkstack@spark-1" in files["/etc/sparkstack/peer/.ssh/authorized_keys"]
+    assert "ssh-ed25519 NEW sparkstack-rank-0" in files["/etc/sparkstack/peer/.ssh/authorized_keys"]
     head.host.answers = {"make key": (False, "ssh-keygen: not found")}
     change(head, key="")
     assert not follow(commands_of(peers.key_made, head.host, head), head.host)

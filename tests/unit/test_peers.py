@@ -30,10 +30,10 @@ def test_a_pair() -> None:
     assert peers.known_hosts(fabric, "spark-1", known(2)) == "192.168.100.11,192.168.101.11 ssh-ed25519 H1\n"
     assert peers.authorized_keys(fabric, "spark-2", known(2), "/x/command") == (
         'restrict,from="192.168.100.10,192.168.101.10",command="/x/command" '
-        "ssh-ed25519 K0 sparkstack@spark-1\n"
+        "ssh-ed25519 K0 sparkstack-rank-0\n"
     )
     text = peers.config(fabric, "spark-2", known(2), "/etc/sparkstack/ssh")
-    assert "Host spark-1 rank-0\n  HostName 192.168.100.10\n  Port 22\n" in text
+    assert "Host rank-0\n  HostName 192.168.100.10\n  Port 22\n" in text
     assert "StrictHostKeyChecking yes" in text and "BatchMode yes" in text and "spark-2" not in text
 
 

@@ -208,7 +208,7 @@ def folders_gone(removal: Removal) -> Commands:
     but = shlex.quote(f"{note}/*")
     notes_gone = f"find {root} -type f ! -path {but} -delete" if note else f"rm -rf {root}"
     yield StringCommand(
-        "rm -f /run/sparkstack-*; "
+        "rm -rf /run/sparkstack-*; "
         f"{notes_gone} && "
         f"rmdir --ignore-fail-on-non-empty {own} {parents} 2>/dev/null; true"
     )

@@ -7,7 +7,7 @@ import shlex
 from pathlib import PurePosixPath
 from typing import Any
 
-from pyinfra import host
+from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
 from sparkstack import differences, discovery, fabric_check, launch, machine, migration, netplan
@@ -105,7 +105,11 @@ def _compare(state: Any, host: Any, site: Site) -> bool:
     try:
         discovery.compare(site.fabric, discover.probed(site.hosts, site.fabric.names))
     except SparkstackError as error:
-        return all([report_failure(host, line) for line in str(error).split("\n")])
+        for line in error.lines:
+            report_failure(host, line)
+        for line in getattr(error, "drawing", ()):
+            host.log_styled(line, fg="red", log_func=logger.error)
+        return False
     return True
 
 

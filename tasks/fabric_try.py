@@ -58,8 +58,9 @@ def begin(state: Any, host: Any, text: str, interfaces: tuple[Interface, ...]) -
         f"umask 077; cat > /run/{UNIT}.$$; "
         f"if systemctl is-active --quiet {UNIT}; then rm -f /run/{UNIT}.$$; echo busy; exit 0; fi; "
         f"rm -rf {FOLDER} && mkdir {FOLDER} && mv -f /run/{UNIT}.$$ {FOLDER}/script && "
-        f"{{ systemd-run --quiet --collect --unit={UNIT} /bin/sh {FOLDER}/script && echo begun"
-        " || echo busy; }"
+        # A stop is for the script alone, which then goes back, and takes its time for that.
+        f"{{ systemd-run --quiet --collect --unit={UNIT} --property=KillMode=mixed"
+        f" --property=TimeoutStopSec={MOST_SECONDS} /bin/sh {FOLDER}/script && echo begun || echo busy; }}"
     )
     until = time.monotonic() + MOST_SECONDS
     while True:

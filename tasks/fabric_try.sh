@@ -60,6 +60,7 @@ settled() { # SECONDS: until every port has its address
     done
 }
 back() {
+    trap '' TERM
     each "$files" unhide
     lines "$profiles" home
     nm
@@ -73,6 +74,8 @@ back() {
 }
 
 remember
+# Stopped from outside, as a removal does it: nobody will say "keep" any more.
+trap 'back; state "back stopped"; exit 0' TERM
 state trying
 each "$files" hide
 if ! said=$(netplan generate 2>&1); then

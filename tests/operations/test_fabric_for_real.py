@@ -139,6 +139,18 @@ def test_a_try_that_nobody_keeps_goes_back(
     assert "ip route add default via 10.9.9.1 dev eth9" in after
 
 
+def test_a_try_that_is_stopped_goes_back_at_once(
+    tmp_path: Path, attempt: Callable[..., subprocess.Popen[str]]
+) -> None:
+    running = attempt({OURS: "ours\n"}, (), 30)
+    until(lambda: (tmp_path / "run" / "state").exists() and state(tmp_path) == "applied")
+    running.terminate()
+    assert running.wait(20) == 0
+    assert state(tmp_path) == "back stopped"
+    assert list((tmp_path / "netplan").iterdir()) == []
+    assert heard(tmp_path).count("netplan apply") == 2
+
+
 def test_a_file_that_netplan_refuses_is_never_applied(
     tmp_path: Path, attempt: Callable[..., subprocess.Popen[str]]
 ) -> None:

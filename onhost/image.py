@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import httpx
 
+from onhost import image_check
 from onhost.docker_cli import ENVIRONMENT, check_tag, docker, inspect_image
 from onhost.files import CHUNK
 from onhost.jobs import Job
@@ -39,11 +40,15 @@ CHATTER = re.compile(
 
 
 def build(job: Job) -> dict[str, Any]:
-    """Job image: pulls the base by digest, builds the context on it, and tags the result last."""
+    """Job image: pulls the base by digest, builds the context on it, proves it, and tags the result last.
+
+    Where the plan has no `check`, the image is not proved and says so by having no label.
+    """
     plan = job.plan
     tag = check_tag(plan.text("tag"))
+    check = plan.data.get("check")
     found = inspect_image(tag)
-    if found is not None:
+    if found is not None and (check is None or image_check.proved(found, str(check.get("profile")))):
         return _stands(job, tag, found)
     base, context = plan.text("base"), plan.path("context")
     if not DIGEST.fullmatch(base):
@@ -54,6 +59,8 @@ def build(job: Job) -> dict[str, Any]:
     if inspect_image(base) is None:
         pull(job, base)
     image = _build(job, context, {**arguments, "BASE": base})
+    if check is not None:
+        image = image_check.prove(job, image, tag, check)
     _tag(image, tag)
     return _value(tag)
 
@@ -156,10 +163,9 @@ def _build(job: Job, context: Path, arguments: dict[str, str]) -> str:
                 process.terminate()
                 raise
         if process.returncode:
-            raise JobError(
-                f"found a failing build: {meaningful(list(last))}; wanted an image; "
-                "see this unit's journal for the whole output"
-            )
+            lines = list(last)
+            remedy = likely_cause(lines) or "see this unit's journal for the whole output"
+            raise JobError(f"found a failing build: {meaningful(lines)}; wanted an image; {remedy}")
         return id_file.read_text(encoding="ascii").strip()
 
 
@@ -171,6 +177,38 @@ def meaningful(lines: list[str]) -> str:
         if text and not CHATTER.match(line) and not CHATTER.match(text) and text not in kept:
             kept.append(text)
     return " | ".join(part[:300] for part in kept[-3:]) or "no output"
+
+
+# What a build's last words say about its cause, and what to do about it; the first that fits.
+CAUSES = (
+    (
+        r"no space left on device|disk quota exceeded",
+        "the disk is full: free some (docker system df) and run again; the build goes on from its cache",
+    ),
+    (
+        r"hash(es)? (do|does)(n't| not) match|do not match the hash|(hash|digest) mismatch|checksum",
+        "a file is not the one that was pinned: check the mirror, or correct the pin",
+    ),
+    (
+        r"timed? ?out|timeout|connection (reset|refused)|temporary failure in name resolution"
+        r"|could not resolve|network is unreachable|no route to host|incompleteread|502 bad gateway",
+        "the network failed: check mirrors and proxy and run again; the build goes on from its cache",
+    ),
+    (
+        r"undefined symbol|no CUDA|cannot import name .* from 'torch'|version `[^']+' not found|ABI",
+        "torch and what was built against it do not fit each other: pin one torch for all stages",
+    ),
+    (
+        r"\bKilled\b|signal (9|killed)|out of memory|cannot allocate memory|exit code: 137",
+        "the compiler ran out of memory: lower MAX_JOBS in image.build_args and run again",
+    ),
+)
+
+
+def likely_cause(lines: list[str]) -> str | None:
+    """The likely cause of a failed build with its remedy, from its last lines; None where none is known."""
+    text = "\n".join(lines)
+    return next((remedy for pattern, remedy in CAUSES if re.search(pattern, text, re.IGNORECASE)), None)
 
 
 def _load(job: Job, url: str, tag: str, wanted: str, token: str | None) -> None:

@@ -123,6 +123,25 @@ def test_meaningful_words_of_builders() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("error: write /x: no space left on device", "the disk is full"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE", "a file is not the one that was pinned"),
+        ("     Hash mismatch for wheel.whl", "a file is not the one that was pinned"),
+        ("sha256sum: WARNING: 1 computed checksum did NOT match", "a file is not the one that was pinned"),
+        ("ReadTimeoutError: HTTPSConnectionPool(host='pypi.org'): Read timed out.", "the network failed"),
+        ("E: Temporary failure in name resolution", "the network failed"),
+        ("ImportError: _C.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEi", "torch and what was built"),
+        ("g++: fatal error: Killed signal terminated program cc1plus", "the compiler ran out of memory"),
+        ("The command '/bin/sh -c ninja' returned a non-zero code: 2", None),
+    ],
+)
+def test_the_likely_cause_of_a_failed_build(line: str, cause: str | None) -> None:
+    found = image.likely_cause(["Step 3/9 : RUN make", line])
+    assert found is None if cause is None else found is not None and found.startswith(cause)
+
+
+@pytest.mark.parametrize(
     ("keys", "found"),
     [
         ({"tag": "-rm"}, "found the image tag '-rm'"),

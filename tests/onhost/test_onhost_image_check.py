@@ -1,4 +1,4 @@
-"""The proof of an image: a stand-in for docker runs the check, says what a real one says, keeps the labels."""
+"""The proof of an image: a stand-in for docker runs the check, says what a real one says, and labels."""
 
 from __future__ import annotations
 

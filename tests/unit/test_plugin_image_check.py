@@ -1,0 +1,146 @@
+"""`sparkstack-image-check` against stand-ins for vLLM and torch: what is right, and what is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+PATCHES = Path(__file__).parents[2] / "files" / "patches"
+SPARK = "sm_80 sm_90 sm_120f compute_120"
+
+
+@pytest.fixture
+def image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Gives a function that makes an image's Python what it says and returns the check's module."""
+    monkeypatch.syspath_prepend(PATCHES)
+
+    def make(
+        vllm: str = "0.20.2", cuda: str | None = "13.0", flags: str = SPARK, libraries: str = "_C.so"
+    ) -> Any:
+        package = tmp_path / "vllm"
+        package.mkdir(exist_ok=True)
+        (package / "__init__.py").write_text(f"__version__ = {vllm!r}\n")
+        for name in libraries.split():
+            (package / name).write_bytes(b"")
+        monkeypatch.syspath_prepend(tmp_path)
+        torch = ModuleType("torch")
+        for name, value in {
+            "__version__": "2.11.0" + ("" if cuda else "+cpu"),
+            "version": SimpleNamespace(cuda=cuda),
+            "_C": SimpleNamespace(_cuda_getArchFlags=lambda: flags),
+            "cuda": SimpleNamespace(is_available=lambda: False),
+        }.items():
+            setattr(torch, name, value)
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        import sparkstack_vllm.__main__ as main
+        from sparkstack_vllm import image_check
+
+        monkeypatch.setattr(main, "check", lambda: "sparkstack plugin 0.1.0: vLLM 0.20.2, checked: hybrid")
+        monkeypatch.setattr(image_check.ctypes, "CDLL", lambda path, mode: None)
+        return image_check
+
+    def forget() -> None:
+        for name in [n for n in sys.modules if n.split(".")[0] in ("sparkstack_vllm", "vllm")]:
+            del sys.modules[name]
+
+    forget()
+    yield make
+    forget()
+
+
+def said(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {line["check"]: (line["status"], line["found"]) for line in report["lines"]}
+
+
+def test_a_good_image(image: Callable[..., Any]) -> None:
+    report = image().run("gpu", "0.20.2")
+    assert report["ok"] and report["profile"] == "gpu"
+    assert said(report) == {
+        "vllm_version": ("ok", "0.20.2"),
+        "torch_cuda": ("ok", "torch 2.11.0, CUDA 13.0"),
+        "architectures": ("ok", SPARK),
+        "plugin": ("ok", "sparkstack plugin 0.1.0: vLLM 0.20.2, checked: hybrid"),
+        "extensions": ("ok", "_C.so"),
+        "device_code": ("not checked", "no GPU visible"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("made", "check", "found"),
+    [
+        ({"vllm": "0.19.1"}, "vllm_version", "0.19.1"),
+        ({"cuda": None}, "torch_cuda", "torch 2.11.0+cpu, no CUDA"),
+        ({"flags": "sm_80 sm_90a sm_120a"}, "architectures", "sm_80 sm_90a sm_120a"),
+        ({"libraries": ""}, "extensions", "no extension in "),
+    ],
+    ids=["another version", "CPU torch", "no code for a Spark", "no extensions"],
+)
+def test_what_fails(image: Callable[..., Any], made: dict[str, Any], check: str, found: str) -> None:
+    report = image(**made).run("gpu", "0.20.2")
+    assert not report["ok"]
+    status, words = said(report)[check]
+    assert status == "failed" and words.startswith(found)
+
+
+def test_a_plugin_with_a_syntax_error_is_a_line(
+    image: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = image()
+
+    def broken() -> None:
+        compile("def apply(:", "hybrid.py", "exec")
+
+    monkeypatch.setattr(sys.modules["sparkstack_vllm.__main__"], "check", broken)
+    report = check.run("gpu", "0.20.2")
+    status, found = said(report)["plugin"]
+    assert not report["ok"] and status == "failed" and found.startswith("SyntaxError: ")
+
+
+def test_symbols_that_do_not_resolve(image: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    check = image()
+
+    def load(path: str, mode: int) -> None:
+        raise OSError(f"{path}: undefined symbol: _ZN3c106Symbol")
+
+    monkeypatch.setattr(check.ctypes, "CDLL", load)
+    report = check.run("gpu", None)
+    assert not report["ok"] and "undefined symbol: _ZN3c106Symbol" in said(report)["extensions"][1]
+    assert said(report)["vllm_version"] == ("not checked", "0.20.2")
+
+
+def test_without_a_driver_extensions_are_not_checked(
+    image: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = image()
+
+    def load(path: str, mode: int) -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(check.ctypes, "CDLL", load)
+    assert said(check.run("gpu", None))["extensions"] == ("not checked", "no driver to load _C.so with")
+
+
+def test_the_labs_image_is_judged_by_its_own_profile(image: Callable[..., Any]) -> None:
+    report = image(vllm="0.32.0+cpu", cuda=None, flags="").run("cpu", "0.32.0")
+    assert report["ok"]
+    assert said(report)["torch_cuda"] == ("ok", "torch 2.11.0+cpu, no CUDA")
+    assert said(report)["architectures"] == said(report)["device_code"] == ("not checked", "profile cpu")
+    assert not image(cuda="13.0").run("cpu", None)["ok"]  # not the CPU build that the profile declares
+
+
+@pytest.mark.parametrize(
+    ("flag", "runs"),
+    [
+        ("sm_121", True), ("sm_121a", True), ("sm_121f", True), ("sm_120", True), ("sm_120f", True),
+        ("sm_120a", False), ("sm_90", False), ("sm_90a", False), ("sm_100", False), ("sm_130", False),
+        ("compute_80", True), ("compute_120", True), ("compute_120a", False), ("compute_130", False),
+        ("nonsense", False),
+    ],
+)  # fmt: skip
+def test_which_code_runs_on_a_spark(image: Callable[..., Any], flag: str, runs: bool) -> None:
+    assert image().runs_on_spark(flag) is runs

@@ -106,6 +106,7 @@ def recorded(site: Site) -> Commands:
     if host.get_fact(Text, path=path):
         host.noop(f"{path} is there")
         return
+    drift.differs(path, "absent", "what the image's check said")
     quoted, label = shlex.quote(path), shlex.quote('{{ index .Config.Labels "sparkstack.check" }}')
     yield StringCommand(
         f"docker image inspect --format {label} {shlex.quote(site.image_tag)} > {quoted}.new"

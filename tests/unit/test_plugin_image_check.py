@@ -61,7 +61,7 @@ def test_a_good_image(image: Callable[..., Any]) -> None:
     report = image().run("gpu", "0.20.2")
     assert report["ok"] and report["profile"] == "gpu"
     assert said(report) == {
-        "vllm_version": ("ok", "0.20.2"),
+        "vllm_version": ("ok", "vLLM 0.20.2"),
         "torch_cuda": ("ok", "torch 2.11.0, CUDA 13.0"),
         "architectures": ("ok", SPARK),
         "plugin": ("ok", "sparkstack plugin 0.1.0: vLLM 0.20.2, checked: hybrid"),
@@ -73,7 +73,7 @@ def test_a_good_image(image: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("made", "check", "found"),
     [
-        ({"vllm": "0.19.1"}, "vllm_version", "0.19.1"),
+        ({"vllm": "0.19.1"}, "vllm_version", "vLLM 0.19.1"),
         ({"cuda": None}, "torch_cuda", "torch 2.11.0+cpu, no CUDA"),
         ({"flags": "sm_80 sm_90a sm_120a"}, "architectures", "sm_80 sm_90a sm_120a"),
         ({"libraries": ""}, "extensions", "no extension in "),
@@ -110,7 +110,7 @@ def test_symbols_that_do_not_resolve(image: Callable[..., Any], monkeypatch: pyt
     monkeypatch.setattr(check.ctypes, "CDLL", load)
     report = check.run("gpu", None)
     assert not report["ok"] and "undefined symbol: _ZN3c106Symbol" in said(report)["extensions"][1]
-    assert said(report)["vllm_version"] == ("not checked", "0.20.2")
+    assert said(report)["vllm_version"] == ("not checked", "vLLM 0.20.2")
 
 
 def test_without_a_driver_extensions_are_not_checked(

@@ -42,9 +42,9 @@ def vllm_version(wanted: str | None) -> Line:
 
     found = str(vllm.__version__)
     if wanted is None:
-        return Line("vllm_version", "not checked", found, "the recipe names none")
+        return Line("vllm_version", "not checked", f"vLLM {found}", "the recipe names none")
     same = release_of(found) == release_of(wanted)
-    return Line("vllm_version", "ok" if same else "failed", found, wanted)
+    return Line("vllm_version", "ok" if same else "failed", f"vLLM {found}", f"vLLM {wanted}")
 
 
 def torch_cuda(profile: str) -> Line:

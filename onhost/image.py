@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import tempfile
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-
-import httpx
 
 from onhost import image_check
 from onhost.docker_cli import ENVIRONMENT, check_tag, docker, inspect_image
 from onhost.files import CHUNK
 from onhost.jobs import Job
 from onhost.plan import JobError
+from onhost.pull import pull
 from onhost.staging.openers import plain_opener
 from onhost.staging.ranged import Transfer
 
-SOCKET = "/var/run/docker.sock"
 STALL = 120.0  # s without a word; a daemon that extracts a layer of gigabytes is silent for long
 DIGEST = re.compile(r"[^@\s]+@sha256:[0-9a-f]{64}")
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -56,8 +52,7 @@ def build(job: Job) -> dict[str, Any]:
     if not (context / "Dockerfile").is_file():
         raise JobError(f"found no Dockerfile in {context}; wanted the build context; run the deploy again")
     arguments = dict(plan.data.get("build_args") or {})
-    if inspect_image(base) is None:
-        pull(job, base)
+    base = pull(job, base, plan.data.get("mirrors") or [])
     image = _build(job, context, {**arguments, "BASE": base})
     if check is not None:
         image = image_check.prove(job, image, tag, check)
@@ -78,57 +73,6 @@ def fetch(job: Job) -> dict[str, Any]:
     token = plan.secret("token_file")
     _load(job, f"{plan.text('url').rstrip('/')}/images/{quote(tag, safe='')}", tag, wanted, token)
     return _value(tag)
-
-
-def pull(job: Job, base: str) -> None:
-    """Pulls an image by digest through the daemon's API, which tells bytes where the command line shows bars.
-
-    Mirrors are the daemon's business. JobError with the daemon's own words where it cannot.
-    """
-    name, _, digest = base.partition("@")
-    job.progress.stage("pull", None, "B", base[:80])
-    layers: dict[str, tuple[int, int]] = {}
-    for line in _pull_lines(name, digest):
-        if "error" in line:
-            raise JobError(
-                f"found '{line['error']}' on pulling {base}; wanted the base image; "
-                "check the digest, the registry mirror and the network"
-            )
-        detail = line.get("progressDetail") or {}
-        if line.get("status") == "Downloading" and detail.get("total"):
-            layers[line["id"]] = (int(detail["current"]), int(detail["total"]))
-        elif line.get("status") in {"Download complete", "Pull complete"} and line.get("id") in layers:
-            total = layers[line["id"]][1]
-            layers[line["id"]] = (total, total)
-        if layers:
-            done, total = (sum(column) for column in zip(*layers.values(), strict=True))
-            job.progress.set(done, total)
-    if inspect_image(base) is None:
-        raise JobError(f"found no {base} after the pull; wanted it; see the journal of docker")
-
-
-def _pull_lines(name: str, digest: str) -> Iterator[dict[str, Any]]:
-    transport = httpx.HTTPTransport(uds=SOCKET)
-    timeout = httpx.Timeout(STALL, read=30 * STALL)
-    try:
-        with (
-            httpx.Client(transport=transport, base_url="http://docker", timeout=timeout) as client,
-            client.stream("POST", "/images/create", params={"fromImage": name, "tag": digest}) as answer,
-        ):
-            if answer.status_code != 200:
-                answer.read()
-                with suppress(ValueError, KeyError):
-                    yield {"error": answer.json()["message"]}
-                    return
-                yield {"error": f"HTTP {answer.status_code}"}
-                return
-            for line in answer.iter_lines():
-                if line.strip():
-                    yield json.loads(line)
-    except httpx.HTTPError as error:
-        raise JobError(
-            f"found '{error}' on the daemon's socket {SOCKET}; wanted a pull; see `systemctl status docker`"
-        ) from None
 
 
 def _build(job: Job, context: Path, arguments: dict[str, str]) -> str:

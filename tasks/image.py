@@ -50,6 +50,7 @@ def built(site: Site) -> Commands:
             "tag": site.image_tag,
             "base": site.image_base,
             "context": context,
+            "mirrors": site.data.docker_mirrors or [],
             "build_args": site.recipe.image.build_args,
             "check": {"profile": site.data.accelerator, "vllm": _version(site)},
         }

@@ -147,6 +147,7 @@ def test_the_job_tags_only_what_is_proved(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(
         image, "inspect_image", lambda name: {"Id": ID, "Size": 1} if name != "t" or tagged else None
     )
+    monkeypatch.setattr(image, "pull", lambda job, name, mirrors: name)
     monkeypatch.setattr(image, "_build", lambda *words: ID)
     monkeypatch.setattr(image, "_tag", lambda made, tag: tagged.append(made))
     plan = {"tag": "t", "base": base, "context": str(tmp_path), "build_args": {}, "check": GPU}

@@ -59,6 +59,7 @@ def test_image_is_built_on_the_head(sites: Sites) -> None:
         "tag": f"sparkstack/vllm:{site.image_id}",
         "base": "example/vllm@sha256:" + 64 * "1",
         "context": context,
+        "mirrors": [],
         "build_args": {"JOBS": "2"},
         "check": {"profile": "cpu", "vllm": None},
     }

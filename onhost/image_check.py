@@ -66,6 +66,7 @@ REMEDIES = {
     "architectures": "use a base built for CUDA 13 (vLLM 0.20 or later), or build from source for 12.1a",
     "plugin": "see the plugin's words; files/patches is what was installed",
     "extensions": "torch and vLLM of the base do not fit each other; use another base or rebuild it",
+    "extensions_device_code": "check the driver (580 or later), or use a base built for it",
     "device_code": "check the driver (580 or later) and that containers see the GPU",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,12 @@ def image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
 
         monkeypatch.setattr(main, "check", lambda: "sparkstack plugin 0.1.0: vLLM 0.20.2, checked: hybrid")
         monkeypatch.setattr(image_check.ctypes, "CDLL", lambda path, mode: None)
+        from sparkstack_vllm import device_images
+
+        def no_driver() -> None:
+            raise OSError("no driver here")
+
+        monkeypatch.setattr(device_images, "Driver", no_driver)
         return image_check
 
     def forget() -> None:
@@ -66,6 +73,7 @@ def test_a_good_image(image: Callable[..., Any]) -> None:
         "architectures": ("ok", SPARK),
         "plugin": ("ok", "sparkstack plugin 0.1.0: vLLM 0.20.2, checked: hybrid"),
         "extensions": ("ok", "_C.so"),
+        "extensions_device_code": ("not checked", "no driver here"),
         "device_code": ("not checked", "no GPU visible"),
     }
 
@@ -125,11 +133,58 @@ def test_without_a_driver_extensions_are_not_checked(
     assert said(check.run("gpu", None))["extensions"] == ("not checked", "no driver to load _C.so with")
 
 
+def library(*containers: bytes) -> bytes:
+    """A 64-bit ELF file with the section that nvcc puts GPU code in."""
+    names = b"\0.nv_fatbin\0.shstrtab\0"
+    body = b"\0\0\0\0\0\0\0\0".join(
+        struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(inner)) + inner for inner in containers
+    )
+    start = 64 + len(names)
+    header = (
+        b"\x7fELF\x02\x01\x01"
+        + bytes(9)
+        + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, start + len(body), 0, 64, 0, 0, 64, 3, 2)
+    )
+    section = struct.Struct("<IIQQQQIIQQ")
+    table = bytes(64) + section.pack(1, 1, 0, 0, start, len(body), 0, 0, 8, 0)
+    table += section.pack(12, 3, 0, 0, 64, len(names), 0, 0, 1, 0)
+    return header + names + body + table
+
+
+@pytest.mark.parametrize(
+    ("codes", "status", "found"),
+    [
+        ({b"mine....": 0, b"hopper..": 209}, "ok", "_C.so 1/2"),
+        ({b"hopper..": 209}, "failed", "_C.so 0/1"),
+        ({b"mine....": 0, b"new ptx.": 222}, "failed", "_C.so: CUDA_ERROR_222"),
+        ({}, "failed", "no GPU code in vllm"),
+    ],
+)
+def test_gpu_code_is_given_to_the_driver(
+    image: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    codes: dict[bytes, int],
+    status: str,
+    found: str,
+) -> None:
+    check = image()
+    (tmp_path / "vllm" / "_C.so").write_bytes(library(*codes))
+    driver = SimpleNamespace(load=lambda code: codes[code[16:]], name=lambda code: f"CUDA_ERROR_{code}")
+    monkeypatch.setattr(sys.modules["sparkstack_vllm.device_images"], "Driver", lambda: driver)
+    assert said(check.run("gpu", None))["extensions_device_code"] == (status, found)
+    monkeypatch.setattr(check, "DEVICE_CODE_LIMIT_S", -1)
+    if codes:
+        line = said(check.run("gpu", None))["extensions_device_code"]
+        assert line == ("not checked", f"_C.so 0/{len(codes)} (not all within -1 s)")
+
+
 def test_the_labs_image_is_judged_by_its_own_profile(image: Callable[..., Any]) -> None:
     report = image(vllm="0.32.0+cpu", cuda=None, flags="").run("cpu", "0.32.0")
     assert report["ok"]
     assert said(report)["torch_cuda"] == ("ok", "torch 2.11.0+cpu, no CUDA")
-    assert said(report)["architectures"] == said(report)["device_code"] == ("not checked", "profile cpu")
+    for name in ("architectures", "extensions_device_code", "device_code"):
+        assert said(report)[name] == ("not checked", "profile cpu")
     assert not image(cuda="13.0").run("cpu", None)["ok"]  # not the CPU build that the profile declares
 
 

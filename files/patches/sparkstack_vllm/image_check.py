@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ PROFILES = ("gpu", "cpu")
 # A Spark's GB10. Machine code of one major version runs on the minor versions after it, the forms with a
 # letter (sm_120a) only on exactly theirs; "f" is a family's. PTX runs on everything later.
 SPARK = (12, 1)
+DEVICE_CODE_LIMIT_S = 300  # the driver compiles PTX as it loads it
 
 
 class Line(NamedTuple):
@@ -88,16 +90,20 @@ def plugin_active() -> Line:
     return Line("plugin", "ok", check(), "found by vLLM, its features' self-checks right")
 
 
+def _libraries() -> list[Path]:
+    spec = importlib.util.find_spec("vllm")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    return sorted(path for folder in folders for path in Path(folder).rglob("*.so"))
+
+
 def extensions(profile: str) -> Line:
     """Load each of vLLM's compiled extensions with all symbols resolved at once."""
     import torch  # noqa: F401  # its libraries hold the symbols
 
     wanted = "every symbol of vLLM's extensions resolved"
-    spec = importlib.util.find_spec("vllm")
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    libraries = sorted(path for folder in folders for path in Path(folder).glob("*.so"))
+    libraries = _libraries()
     if not libraries:
-        return Line("extensions", "failed", f"no extension in {', '.join(folders) or 'vllm'}", wanted)
+        return Line("extensions", "failed", "no extension in vllm", wanted)
     loaded, driverless = [], []
     for library in libraries:
         try:
@@ -113,6 +119,36 @@ def extensions(profile: str) -> Line:
     if driverless:
         return Line("extensions", "not checked", f"no driver to load {', '.join(driverless)} with", wanted)
     return Line("extensions", "ok", ", ".join(loaded), wanted)
+
+
+def extensions_device_code(profile: str) -> Line:
+    """What vLLM's extensions hold for GPUs, given to the driver. Code for other chips alone is no fault: the
+    kernels for Hopper are files of their own; but some file must have code for this one."""
+    wanted = "GPU code of vLLM's extensions that this driver loads"
+    if profile == "cpu":
+        return Line("extensions_device_code", "not checked", "profile cpu", wanted)
+    from sparkstack_vllm import device_images
+
+    try:
+        driver = device_images.Driver()
+    except OSError as error:
+        return Line("extensions_device_code", "not checked", str(error), wanted)
+    until = time.monotonic() + DEVICE_CODE_LIMIT_S
+    said, cut, good = [], False, False
+    for library in _libraries():
+        result = device_images.try_all(driver, library, until)
+        if result.error:
+            return Line("extensions_device_code", "failed", f"{library.name}: {result.error}", wanted)
+        if result.total:
+            said.append(f"{library.name} {result.loaded}/{result.total}")
+        good |= result.loaded > 0
+        cut |= result.loaded + result.other_chips < result.total
+    found = ", ".join(said) or "no GPU code in vllm"
+    if not good and not cut:
+        return Line("extensions_device_code", "failed", found, wanted)
+    status = "not checked" if cut else "ok"
+    more = f" (not all within {DEVICE_CODE_LIMIT_S} s)" if cut else ""
+    return Line("extensions_device_code", status, found + more, wanted)
 
 
 def device_code(profile: str) -> Line:
@@ -146,6 +182,7 @@ def run(profile: str, vllm: str | None) -> dict[str, Any]:
         ("architectures", lambda: architectures(profile)),
         ("plugin", plugin_active),
         ("extensions", lambda: extensions(profile)),
+        ("extensions_device_code", lambda: extensions_device_code(profile)),
         ("device_code", lambda: device_code(profile)),
     )
     lines = []

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from sparkstack_vllm.errors import PluginError
+
 if TYPE_CHECKING:
     from sparkstack_vllm.kernels.int8_head import Config
 
@@ -122,7 +124,14 @@ def convert(layer: Any, method: Any) -> None:
     layer.weight_scale = Parameter(scale, requires_grad=False)
     for parameter in (layer.weight, layer.weight_scale):
         parameter.weight_loader = _no_reload  # type: ignore[attr-defined]
-    layer.int8_configs = tune(quantised, scale, dtype, getattr(layer, "bias", None))
+    try:
+        layer.int8_configs = tune(quantised, scale, dtype, getattr(layer, "bias", None))
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise PluginError(
+            f"sparkstack plugin: int8_lm_head: found {type(error).__name__} from its kernel: {said}; "
+            "wanted a GPU and driver that run it; set SPARKSTACK_INT8_LM_HEAD=0"
+        ) from error
     layer.quant_method = method
 
 

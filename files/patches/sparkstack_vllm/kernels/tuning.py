@@ -37,7 +37,8 @@ def microseconds(call: Callable[[], Tensor], calls: int = CALLS, replays: int = 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         call()
-        with torch.cuda.graph(graph, stream=stream):
+        # Other threads may go on allocating: a loader can be at work beside this.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             for _ in range(calls):
                 call()
     torch.cuda.synchronize()

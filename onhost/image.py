@@ -139,7 +139,7 @@ CAUSES = (
         "the network failed: check mirrors and proxy and run again; the build goes on from its cache",
     ),
     (
-        r"undefined symbol|no CUDA|cannot import name .* from 'torch'|version `[^']+' not found|ABI",
+        r"undefined symbol|no CUDA|cannot import name .* from 'torch'|version `[^']+' not found|\bABI\b",
         "torch and what was built against it do not fit each other: pin one torch for all stages",
     ),
     (
@@ -150,9 +150,17 @@ CAUSES = (
 
 
 def likely_cause(lines: list[str]) -> str | None:
-    """The likely cause of a failed build with its remedy, from its last lines; None where none is known."""
-    text = "\n".join(lines)
-    return next((remedy for pattern, remedy in CAUSES if re.search(pattern, text, re.IGNORECASE)), None)
+    """The likely cause of a failed build with its remedy, from its last lines; None where none is known.
+
+    The later a line, the nearer it is to the end. What the builder repeats of the Dockerfile tells nothing.
+    """
+    for line in reversed(lines):
+        if STEP.match(line) or CHATTER.match(line):
+            continue
+        for pattern, remedy in CAUSES:
+            if re.search(pattern, line, re.IGNORECASE):
+                return remedy
+    return None
 
 
 def _load(job: Job, url: str, tag: str, wanted: str, token: str | None) -> None:

@@ -133,10 +133,12 @@ def test_meaningful_words_of_builders() -> None:
         ("ImportError: _C.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEi", "torch and what was built"),
         ("g++: fatal error: Killed signal terminated program cc1plus", "the compiler ran out of memory"),
         ("The command '/bin/sh -c ninja' returned a non-zero code: 2", None),
+        ("Step 4/9 : ENV UV_HTTP_TIMEOUT=600", None),
+        ("error: no such capability in _C.abi3.so", None),
     ],
 )
 def test_the_likely_cause_of_a_failed_build(line: str, cause: str | None) -> None:
-    found = image.likely_cause(["Step 3/9 : RUN make", line])
+    found = image.likely_cause(["Step 3/9 : RUN make", line, "", "make: *** [all] Error 2"])
     assert found is None if cause is None else found is not None and found.startswith(cause)
 
 

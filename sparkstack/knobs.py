@@ -101,6 +101,7 @@ class Knobs(Strict):
     hub_endpoint: str | None
     hub_token_file: str | None
     image_bases: dict[str, str]
+    keep_releases: Annotated[int, Field(ge=2)]
 
     fabric: Fabric
     management_interface: str
@@ -120,7 +121,14 @@ class Knobs(Strict):
 HOST_NAMES = ("address",)
 
 # Words that belong to one run (`--data only=docker`), not to a site; True: yes or no.
-RUN_OPTIONS: Mapping[str, bool] = {"only": False, "restart_serving": True, "checkpoints": True}
+RUN_OPTIONS: Mapping[str, bool] = {
+    "only": False,
+    "restart_serving": True,
+    "checkpoints": True,
+    "rollback": True,
+    "retry": True,
+    "keep_failed": True,
+}
 
 
 def problems(

@@ -19,7 +19,7 @@ from pyinfra.operations import systemd
 from sparkstack import daemon_json, differences, docker_settings, knobs
 from sparkstack.docker_settings import DaemonFile
 from sparkstack.errors import SparkstackError
-from tasks import drift, serve, undo
+from tasks import activation, drift, undo
 from tasks.facts import ServeState
 from tasks.files import Commands, ManagedFile
 from tasks.remote import fail, report_failure, shell
@@ -206,14 +206,17 @@ def daemon_restarted(site: Site, path: str) -> Commands:
 def _restart(state: Any, host: Any, site: Site, path: str, due: list[Any], serving: bool) -> bool:
     """Stop what serves, restart the daemons, start what served. A daemon that does not come back gets the
     file before back."""
-    if serving and not serve.stop_ranks(host, site):
+    if serving and not activation.stop_ranks(host, site.hosts):
         return False
     restart = "systemctl reset-failed docker.service; systemctl restart docker.service"
     for rank in due:
         ok, said = shell(rank, f"{restart} && rm -f {DUE} {BEFORE}")
         if not ok:
             return _take_back(host, rank, path, said)
-    return not serving or serve.start_ranks(host, site)
+    try:
+        return not serving or activation.start_ranks(host, site.hosts, site.recipe.serve.ready_timeout_s)
+    except activation.NotReady as error:
+        return report_failure(host, str(error))
 
 
 def _take_back(host: Any, rank: Any, path: str, said: str) -> bool:

@@ -22,6 +22,8 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.context import ctx_host
 
 from sparkstack.machine import Machine
+from sparkstack.releases import OnHost
+from tasks.activation import Releases
 from tasks.machine import MachineState
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,10 +98,19 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     ),
     "stop rank": (rf"systemctl stop {SERVE}", ""),
     "switch rank": (
-        rf"systemctl reset-failed {SERVE} 2>/dev/null; cp (\S+)/fabric\.env (\S+)/fabric\.env && "
-        r"ln -sfn \2 \1/current\.new && mv -fT \1/current\.new \1/current",
+        rf"systemctl reset-failed {SERVE} 2>/dev/null; "
+        r"\{ (test -f \S+ \|\| )?cp (\S+)/fabric\.env (\S+)/fabric\.env; \}"
+        r"( && ln -sfn \.\./\S+ \3/previous\.new && mv -fT \3/previous\.new \3/previous"
+        r" && \{ \[ -L \2/previous \] \|\| ln -s current/previous \2/previous; \})?"
+        r" && sync \3/\* \3 && ln -sfn \3 \2/current\.new && mv -fT \2/current\.new \2/current && sync \2",
         "",
     ),
+    "leave rank out": (
+        rf"systemctl reset-failed {SERVE} 2>/dev/null; rm -f (\S+)/current && sync \1",
+        "",
+    ),
+    "drop activation": (r"rm -f \S+/activation\.json", ""),
+    "drop measurement": (r"rm -f \S+/measurement\.json \S+/verdict\.json", ""),
     "know unit": (rf"\( .* \) && systemctl daemon-reload && systemctl enable --quiet {SERVE}", ""),
     "start rank": (rf"systemctl start --no-block {SERVE}", ""),
     "state of rank": (rf"systemctl show -p ActiveState --value {SERVE}; docker logs .*; true", None),
@@ -174,8 +185,9 @@ class FakeHost:
         self.noops: list[str] = []
 
     def get_fact(self, fact: type, **arguments: Any) -> Any:
-        # Unless a test says otherwise, nobody's container uses the GPU.
-        value = self.facts.get(fact, Machine()) if fact is MachineState else self.facts[fact]
+        # Unless a test says otherwise, nobody's container uses the GPU, and no release is kept.
+        unsaid = {MachineState: Machine(), Releases: OnHost()}
+        value = self.facts[fact] if fact in self.facts or fact not in unsaid else unsaid[fact]
         return value(**arguments) if callable(value) else value
 
     def run_shell_command(self, command: StringCommand, **arguments: Any) -> tuple[bool, CommandOutput]:

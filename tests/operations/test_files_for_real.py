@@ -22,7 +22,7 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 
 from sparkstack import netplan, topology
 from sparkstack.recipe import load_recipe
-from tasks import fabric, remote, serve, share
+from tasks import activation, fabric, remote, serve, share
 from tasks.facts import Addresses, Completes, FileStates, Hcas, Json, Routes, Survey, Text
 from tasks.files import ManagedFile
 from tasks.operations import managed_files
@@ -375,7 +375,7 @@ def test_what_a_rank_lacks(
         path.parent.mkdir(parents=True, exist_ok=True)
         if name not in absent:
             path.touch(0o755)
-    rank = Local("spark-1")
+    rank = Local("spark-1", config_dir=str(tmp_path), state_dir=str(tmp_path / "state"))
     images = "none" if "image" in absent else site.image_tag
     rank.path = tools(docker=f'[ "$*" = "image inspect {images}" ] && echo [] || {{ echo no >&2; exit 1; }}')
     says = {
@@ -384,11 +384,11 @@ def test_what_a_rank_lacks(
         "manifest.json": f"checkpoint {site.checkpoint_id}",
         "image": f"image {site.image_tag}",
     }
-    assert serve._missing(rank, site) == ", ".join(says[name] for name in absent)
+    assert activation.missing(rank, serve.target_of(site)) == ", ".join(says[name] for name in absent)
     run.parent.mkdir(exist_ok=True)
     run.touch()
     run.chmod(0o644)
-    assert serve._missing(rank, site).startswith(str(run))  # it must be one that systemd can execute
+    assert activation.missing(rank, serve.target_of(site)).startswith(str(run))  # it must be one that systemd can execute
 
 
 @pytest.mark.parametrize(("body", "answer"), [("exit 0", True), ("echo found no answer >&2; exit 1", False)])

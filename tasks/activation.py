@@ -259,7 +259,8 @@ def give_back(host: Any, target: Target, back: str | None, reason: str, why: str
             f"{host.name}: serve: found no release before {target.release} to go back to; wanted one; "
             "it goes on serving",
         )
-    if not set_aside(host, target.release, reason, why):
+    # Written before the mark, so that a run that is cut off here still knows where to go.
+    if not begin(host, Activation("return", back)) or not set_aside(host, target.release, reason, why):
         return False
     try:
         serves = activate(host, Target.of(back, kept, target.hosts), "return", None)

@@ -115,7 +115,8 @@ def commands(
             (
                 f"image {tag}",
                 f"docker image inspect {quoted} >/dev/null 2>&1 || exit 0;"
-                f" docker image rm {quoted} >/dev/null && rm -rf {state_dir}/build/{ident} {state_dir}/plans/sparkstack-*image-{ident}.json"
+                f" docker image rm {quoted} >/dev/null && rm -rf {state_dir}/build/{ident}"
+                f" {state_dir}/plans/sparkstack-*image-{ident}.json"
                 f" {state_dir}/jobs/sparkstack-*image-{ident}",
             )
         )

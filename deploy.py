@@ -14,6 +14,7 @@ from tasks import (
     docker,
     fabric,
     image,
+    plan,
     preflight,
     report,
     rollback,
@@ -50,3 +51,4 @@ else:
         serve.deploy_serve(here)
     if "benchmark" in stages:
         benchmark.deploy_benchmark(here)
+    plan.look(here, stages)

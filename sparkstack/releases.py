@@ -113,14 +113,16 @@ def before(head: OnHost, wish: str) -> str | None:
     candidates: list[str | None] = []
     if way is not None:
         candidates += [way.back] if way.to == wish or way.kind == "deploy" else [way.to]
-    if current is not None and current != wish and not (way is not None and way.to == current):
+    settled = way is None or (way.kind == "deploy" and way.to != current)
+    if current is not None and current != wish and settled:
         kept = head.releases.get(current)
         if kept is not None and kept.history.failed is None:
             candidates.insert(0 if way is None or way.to != wish else 1, current)
     for here in (current, wish):
         kept = head.releases.get(here or "")
         candidates.append(kept.previous if kept else None)
-    for name in candidates:
+    for candidate in candidates:
+        name = candidate or ""
         if name and name != wish and name in head.releases and not head.releases[name].history.failed:
             return name
     return None
@@ -130,6 +132,7 @@ def rollback_target(head: OnHost) -> str | Problem:
     """The release that `rollback=yes` activates: the one before the current one. An activation that was cut
     off is taken back; a rollback or return that was cut off is brought to its end."""
     way = head.under_way
+    serving: str | None
     if way is not None:
         name = way.back if way.kind == "deploy" else way.to
         serving = way.to

@@ -19,7 +19,7 @@ from tasks.remote import fail, job, report_failure
 from tasks.site import Site
 
 
-def _same_measurement(found: Any, site: Site) -> bool:
+def same_measurement(found: Any, site: Site) -> bool:
     if not found or found.get("release") != site.release_id:
         return False
     # The job notes more in the profile (which endpoint it used); what was asked for must be in it.
@@ -34,7 +34,7 @@ def measured(site: Site) -> Commands:
     """
     if not site.is_head:
         return
-    if _same_measurement(host.get_fact(Json, path=site.measurement_path), site):
+    if same_measurement(host.get_fact(Json, path=site.measurement_path), site):
         host.noop(f"release {site.release_id} has been measured")
         return
     drift.differs(site.measurement_path, "absent, or of another profile", "a measurement of this release")
@@ -67,7 +67,7 @@ def judged(site: Site) -> Commands:
     if not site.is_head:
         return
     measurement = host.get_fact(Json, path=site.measurement_path)
-    if not _same_measurement(measurement, site):
+    if not same_measurement(measurement, site):
         # A run measures first, and has failed by now where it could not: only who looks ahead finds none.
         drift.differs(site.verdict_path, "no measurement to judge", "the verdict on one")
         yield FunctionCommand(_unmeasured, (site.measurement_path,), {})
@@ -77,7 +77,8 @@ def judged(site: Site) -> Commands:
     except SparkstackError as error:
         yield fail(f"{host.name}: benchmark: {error}")
         return
-    report.note_benchmark(site, measurement, verdict)
+    if host.state.is_executing:  # who looks ahead notes nothing: it may come otherwise
+        report.note_benchmark(site, measurement, verdict)
     if host.get_fact(Json, path=site.verdict_path) != verdict:
         text = json.dumps(verdict, indent=1) + "\n"
         yield ManagedFile.text(site.verdict_path, text).write()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyinfra import host, inventory
+from pyinfra import host, inventory, logger
 from pyinfra.api import FunctionCommand, deploy, operation
 
-from sparkstack import knobs, releases
+from sparkstack import knobs, plan, releases
 from sparkstack.errors import Problem
-from sparkstack.releases import Activation, Kept
+from sparkstack.releases import Activation, Kept, OnHost
+from sparkstack.units import seconds_text
 from tasks import activation, declared, drift
 from tasks.activation import NotReady, Releases, Target
 from tasks.files import Commands
@@ -52,8 +53,22 @@ def gone_back(hosts: list[Any]) -> Commands:
     if problem is not None:
         yield fail(f"{host.name}: {problem}")
         return
+    if not host.state.is_executing:
+        _announce(kept, str(name))
     drift.differs(f"{host.data.config_dir}/current", str(kept.current), str(name))
     yield FunctionCommand(_go_back, (str(name), kept.releases[str(name)], hosts), {})
+
+
+def _announce(kept: OnHost, name: str) -> None:
+    """What a dry run says."""
+    recipes = {one: release.about.get("recipe") for one, release in kept.releases.items()}
+    seconds, like = plan.interruption(kept, name)
+    how_long = plan.NOT_KNOWN if seconds is None else f"about {seconds_text(seconds)} ({like})"
+    line = (
+        f"plan: back from release {kept.current} (recipe {recipes.get(kept.current or "")}) to {name} "
+        f"(recipe {recipes[name]}); nothing is fetched; serving: interrupted; for how long: {how_long}"
+    )
+    host.log_styled(line, log_func=logger.info)
 
 
 def _go_back(state: Any, host: Any, name: str, release: Kept, hosts: list[Any]) -> bool:

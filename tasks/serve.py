@@ -86,7 +86,7 @@ def activated(site: Site) -> Commands:
         if kept.under_way is not None:
             drift.differs(f"{site.data.config_dir}/activation.json", "a return that was cut off", "its end")
             yield FunctionCommand(_finish_return, (site,), {})
-        elif kept.current in kept.releases:
+        elif kept.current in kept.releases and host.state.is_executing:
             activation.note_serving(site.head, str(kept.current), kept.releases[str(kept.current)])
         yield fail(refused)
         return

@@ -9,7 +9,7 @@ import functools
 import getpass
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,10 @@ class Site:
     hosts: list[Any]
     recipe: recipe.Recipe
     fabric: FabricPlan
+
+    def at_head(self) -> Site:
+        """The same declaration as the head sees it."""
+        return replace(self, host=self.head, rank=0)
 
     @property
     def data(self) -> Any:

@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 
 class RealHost(FakeHost):
-    """A host below `folder`; `budget` (shared by all hosts) is how many more commands the controller gives."""
+    """A host below `folder`; `budget` (shared by all hosts) is how many more commands are given."""
 
     folder: Path
     budget: list[int]

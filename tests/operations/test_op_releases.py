@@ -53,10 +53,10 @@ def test_what_was_rolled_back_stays_away_until_it_is_asked_for(cluster: Cluster)
     assert cluster.deploy(old) and cluster.deploy(new) and cluster.roll_back()
     assert cluster.deploy(new) is False
     assert cluster.said == [
-        f"spark-1: serve: found release {new[0].release_id} (recipe test-recipe), which was rolled back by hand on "
-        f"{history(cluster, new[0])['failed']['when']}; wanted one that has not failed; change the recipe, or run "
-        "with --data retry=yes"
-    ]  # fmt: skip
+        f"spark-1: serve: found release {new[0].release_id} (recipe test-recipe), which was rolled back by "
+        f"hand on {history(cluster, new[0])['failed']['when']}; wanted one that has not failed; change the "
+        "recipe, or run with --data retry=yes"
+    ]
     assert cluster.serves(old[0].release_id)
     assert cluster.deploy(cluster.of(NEW, retry="yes")) and cluster.serves(new[0].release_id)
     assert history(cluster, new[0])["failed"] is None

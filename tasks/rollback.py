@@ -65,7 +65,7 @@ def _announce(kept: OnHost, name: str) -> None:
     seconds, like = plan.interruption(kept, name)
     how_long = plan.NOT_KNOWN if seconds is None else f"about {seconds_text(seconds)} ({like})"
     line = (
-        f"plan: back from release {kept.current} (recipe {recipes.get(kept.current or "")}) to {name} "
+        f"plan: back from release {kept.current} (recipe {recipes.get(str(kept.current))}) to {name} "
         f"(recipe {recipes[name]}); nothing is fetched; serving: interrupted; for how long: {how_long}"
     )
     host.log_styled(line, log_func=logger.info)

@@ -12,10 +12,10 @@ from sparkstack import releases
 from sparkstack.errors import Problem
 from sparkstack.releases import Activation, History, Kept, OnHost
 
-FAILED = History(failed={"reason": "gate"})
+CLEAN, FAILED = History(), History(failed={"reason": "gate"})
 
 
-def kept(when: int = 1, previous: str | None = None, history: History = History(), **about: Any) -> Kept:
+def kept(when: int = 1, previous: str | None = None, history: History = CLEAN, **about: Any) -> Kept:
     return Kept({"world": 1, **about}, when, previous, history)
 
 
@@ -52,7 +52,10 @@ def test_the_release_to_go_back_to(head: OnHost, wish: str, expected: str | None
         (OnHost("a", ABC, Activation("rollback", "a", "b")), "a"),
         (OnHost("c", ABC, Activation("return", "b")), "b"),
         (OnHost(), "found no release on the head; wanted one to go back from; deploy first"),
-        (OnHost("a", ABC), "found no release before a; wanted one to go back to; deploy another recipe instead"),
+        (
+            OnHost("a", ABC),
+            "found no release before a; wanted one to go back to; deploy another recipe instead",
+        ),
         (
             OnHost("b", {"b": kept(2, "a")}),
             "found release a, the one before b, is not on the head any more; wanted its folder; "

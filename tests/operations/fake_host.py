@@ -116,6 +116,13 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "state of rank": (rf"systemctl show -p ActiveState --value {SERVE}; docker logs .*; true", None),
     "restarts of rank": (rf"systemctl show -p NRestarts --value {SERVE}", None),
     "journal of rank": (rf"journalctl -u {SERVE} -n 60 .*; true", None),
+    # cleaning.py
+    "remove release's part": (
+        r"docker image inspect (\S+) .* docker image rm \1 .*|\[ -e \S+/undo/did/image/.* docker image rm .*"
+        r"|rm -f \S+/manifest\.json && rm -rf .*|rm -rf \S+/downloads/.*"
+        r"|rm -rf \S+/results/.* && rm -rf \S+/releases/\S+",
+        "",
+    ),
     # undo.py, remove.py
     "note deed": (r"\( u=\S+/undo; .*; f=\S+/undo/did/\S+; .* && mv -fT \"\$n\" \"\$f\" \)", ""),
     "end serving": (rf"systemctl stop {SERVE} && \{{ systemctl reset-failed {SERVE} .*; \}}", ""),

@@ -22,11 +22,13 @@ STYLES: dict[Verdict, str] = {
     "fails": "bold red",
     "asks": "dim",
 }
-NOTHING = ("absent", "no file", "no address", "nothing", "inactive", "not-found")
+NOTHING = ("absent", "no ", "nothing", "inactive", "not installed", "not-found")
 """How a look at a host begins to say that there is none yet."""
 DERIVED = ("--master-port", "--mount", "--name", "--env-file")
 """Words of a command that follow from the release itself or from another stage's part."""
 NOT_KNOWN = "not known"
+FETCHING = ("conda", "image", "checkpoint")
+"""Stages that get something from outside whenever they change anything; `host` does for packages."""
 SHOWN = 3
 
 
@@ -100,7 +102,8 @@ def of_lines(stage: str, lines: Iterable[Line]) -> Step:
     lines = list(lines)
     failed = [line for line in lines if line.status == "failed"]
     if failed:
-        return Step(stage, "fails", "; ".join(dict.fromkeys(str(line) for line in failed)))
+        text = "; ".join(dict.fromkeys(str(line) for line in failed))
+        return Step(stage, "fails", text, None if stage in FETCHING else 0)
     drifts = [line for line in lines if line.status == "drift"]
     if not drifts:
         return Step(stage, "keeps")
@@ -113,8 +116,10 @@ def of_lines(stage: str, lines: Iterable[Line]) -> Step:
         for text, on in things.items()
     ]
     more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    new = all(line.found.startswith(NOTHING) for line in drifts)
-    return Step(stage, "new" if new else "changes", "; ".join(texts[:SHOWN]) + more)
+    # "absent, or of another kind" is no word on which of the two it is.
+    new = all(line.found.startswith(NOTHING) and ", or" not in line.found for line in drifts)
+    fetches = stage in FETCHING or any(line.check.startswith("package ") for line in drifts)
+    return Step(stage, "new" if new else "changes", "; ".join(texts[:SHOWN]) + more, None if fetches else 0)
 
 
 def _change(line: Line) -> str:

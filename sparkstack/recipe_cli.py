@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import click
 import yaml
 
-from sparkstack import recipe_schema
+from sparkstack import hosts, recipe_schema
 from sparkstack.check import Checked
 from sparkstack.check import check as check_file
 from sparkstack.errors import Problem, SparkstackError
@@ -22,7 +20,6 @@ from sparkstack.recipe import find_recipe
 from sparkstack.render import render as render_ranks
 from sparkstack.render import text as rendered_text
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDER = click.option(
     "--recipes", "folder", type=click.Path(path_type=Path), default=Path("recipes"), show_default=True
 )
@@ -154,21 +151,9 @@ def render(name: str, nodes: int | None, rank: int | None, settings: tuple[str, 
 @click.option("--only", help="These stages, comma-separated.")
 def plan(name: str, inventory: str, only: str | None) -> None:
     """Show what deploying recipe NAME (or a file) to INVENTORY would do. The hosts are asked, not touched."""
-    # pyinfra looks for group_data where it runs, so it runs where that is.
-    words = [_absolute(inventory), "plan.py", "-y", "--data", f"recipe={json.dumps(_absolute(name))}"]
+    words = ["--data", f"recipe={json.dumps(hosts.absolute(name))}"]
     words += ["--data", f"only={json.dumps(only)}"] if only else []
-    program = str(Path(sys.executable).parent / "pyinfra")
-    done = subprocess.run([program, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    click.echo(done.stdout, nl=False)
-    if not done.stdout:  # no plan: what pyinfra says is why
-        click.echo(done.stderr, nl=False, err=True)
-    raise SystemExit(done.returncode)
-
-
-def _absolute(name: str) -> str:
-    """A path as one that holds elsewhere; a name stays a name."""
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.exists() and ("/" in name or path.suffix) else name
+    hosts.ask(inventory, "plan.py", words)
 
 
 @recipe.command("schema")

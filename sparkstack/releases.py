@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from sparkstack.errors import Problem
 from sparkstack.release import content_id
+from sparkstack.units import seconds_text
 
 Kind = Literal["deploy", "rollback", "return"]
 FORMAT = 2
@@ -228,3 +229,34 @@ def leftovers(one: OnHost, gone: Sequence[str], also_needed: Sequence[Mapping[st
 def env_marks(env: Mapping[str, str]) -> dict[str, str]:
     """Variables with a mark in place of each value: two releases can be compared, no value is told."""
     return {name: content_id([name, value]) for name, value in env.items()}
+
+
+def listed(hosts: Mapping[str, OnHost]) -> list[str]:
+    """The releases of a cluster, newest first, a line each; `hosts` by name, the head first."""
+    head = next(iter(hosts.values()))
+    lines = []
+    for name, kept in sorted(head.releases.items(), key=lambda item: -item[1].activated):
+        places = [host for host, one in hosts.items() if one.current == name]
+        before_on = [
+            host
+            for host, one in hosts.items()
+            if (now := one.releases.get(one.current or "")) is not None and now.previous == name
+        ]
+        words = [f"recipe {kept.about.get('recipe')}"]
+        words += [_on("current", places, hosts)] if places else []
+        words += [_on("previous", before_on, hosts)] if before_on else []
+        if kept.history.failed:
+            words.append(f"failed ({kept.history.failed.get('reason')}, {kept.history.failed.get('when')})")
+        elif kept.history.passed:
+            words.append(f"met its expectations {kept.history.passed}")
+        if kept.history.start_seconds is not None:
+            words.append(f"last start {seconds_text(kept.history.start_seconds)}")
+        words += [] if kept.activated else ["never activated"]
+        lines.append(f"{name}  {'; '.join(words)}")
+    if (way := head.under_way) is not None:
+        lines.append(f"an activation ({way.kind}) of {way.to} is under way, or was cut off")
+    return lines or ["no releases"]
+
+
+def _on(word: str, places: Sequence[str], hosts: Mapping[str, OnHost]) -> str:
+    return word if len(places) == len(hosts) else f"{word} on {', '.join(places)}"

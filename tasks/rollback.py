@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from pyinfra import host, inventory, logger
@@ -11,7 +12,7 @@ from sparkstack import knobs, plan, releases
 from sparkstack.errors import Problem
 from sparkstack.releases import Activation, Kept, OnHost
 from sparkstack.units import seconds_text
-from tasks import activation, declared, drift
+from tasks import access, activation, declared, drift
 from tasks.activation import NotReady, Releases, Target
 from tasks.files import Commands
 from tasks.remote import fail, report_failure
@@ -108,3 +109,17 @@ def _go_back(state: Any, host: Any, name: str, release: Kept, hosts: list[Any]) 
 def deploy_rollback() -> None:
     """After this the release before the current one serves, and that one is the one before."""
     gone_back(name="the release before serves on all ranks", hosts=list(inventory))
+
+
+# What each host keeps, for the listing; the last one shows it.
+_kept: dict[str, OnHost] = {}
+
+
+def list_releases() -> None:
+    """Show the releases of all hosts; the run ends before its execution."""
+    access.ensure(host)
+    _kept[host.name] = host.get_fact(Releases, config_dir=host.data.config_dir)
+    if set(_kept) >= {one.name for one in host.state.activated_hosts}:
+        names = [one.name for one in inventory if one.name in _kept]
+        print("\n".join(releases.listed({name: _kept[name] for name in names})), flush=True)
+        sys.exit(0)

@@ -207,7 +207,7 @@ class Cluster:
         manifest = Path(site.checkpoint_dir) / "manifest.json"
         manifest.parent.mkdir(parents=True, exist_ok=True)
         source = site.about["source"]
-        manifest.write_text(json.dumps({"format": 1, "source": source, "files": {}}, indent=1))
+        manifest.write_text(json.dumps({"id": site.checkpoint_id, "source": source, "files": {}}, indent=1))
         site.host.images.add(site.image_tag)
 
     def broken(self, sites: list[Site]) -> list[Site]:

@@ -1,7 +1,9 @@
 # ruff: noqa: E501 -- a message is compared with the whole line that a user reads
 import json
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -81,3 +83,41 @@ def test_an_unknown_recipe_is_one_line() -> None:
 def test_the_lab_is_a_command() -> None:
     assert "lab" in run("--help").output
     assert run("lab", "--help").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "more"),
+    [
+        (
+            ("recipe", "plan", "lab-tiny", "@local", "--only", "serve"),
+            "plan.py",
+            ["--data", 'recipe="lab-tiny"', "--data", 'only="serve"'],
+        ),
+        (("release", "list", "@local"), "releases.py", []),
+    ],
+)
+def test_what_asks_hosts_is_a_script_of_pyinfra(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], script: str, more: list[str]
+) -> None:
+    seen: list[list[str]] = []
+    answers = [("the plan\n", "noise", 1), ("", "pyinfra error: why", 1), ("well\n", "", 0)]
+
+    def played(command: list[str], **how: Any) -> Any:
+        seen.append(command)
+        out, err, code = answers.pop(0)
+        return subprocess.CompletedProcess(command, code, out, err)
+
+    monkeypatch.setattr(subprocess, "run", played)
+    failed, broken, good = run(*words), run(*words), run(*words)
+    assert (failed.stdout, failed.stderr, failed.exit_code) == ("the plan\n", "", 1)
+    assert (broken.stderr, broken.exit_code) == ("pyinfra error: why", 1)
+    assert (good.stdout, good.exit_code) == ("well\n", 0)
+    assert seen[0][1:] == ["@local", script, "-y", *more]
+
+
+def test_an_inventory_that_is_not_there_is_one_line() -> None:
+    result = run("recipe", "plan", "lab-tiny", "inventories/mien.py")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "inventory: found 'inventories/mien.py'; wanted a file; see inventories/ for examples\n"
+    )

@@ -83,6 +83,17 @@ def test_a_stage_by_what_the_hosts_say(lines: list[Line], step: Step) -> None:
     assert plan.of_lines("docker", lines) == step
 
 
+def test_what_is_fetched_is_not_made_up() -> None:
+    package = Line("a", "host", "package ethtool", "drift", "not installed", "installed")
+    assert plan.of_lines("host", [package]) == Step(
+        "host", "new", "package ethtool from not installed to installed", None
+    )
+    either = Line("a", "conda", "/env", "drift", "no environment, or from another definition", "7516")
+    found = plan.of_lines("conda", [either])
+    assert (found.verdict, found.fetch) == ("changes", None)
+    assert plan.of_lines("image", [line("a", "f", "failed")]).fetch is None
+
+
 def test_what_serving_does() -> None:
     there = OnHost("aa", {"aa": Kept(NOW)})
     wish = {**NOW, "release": "bb", "recipe": "tiny2"}

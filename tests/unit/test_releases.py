@@ -142,6 +142,21 @@ def test_files_are_read_as_they_were_written() -> None:
     assert history.start_seconds == 3.5 and History({"seconds": True}).start_seconds is None
 
 
+def test_a_list_of_what_is_kept() -> None:
+    first = kept(5, None, History({"when": "x", "seconds": 48.0}, "2026-01-02"), recipe="tiny")
+    second = kept(9, "a", History(failed={"reason": "gate", "when": "2026-02-03"}), recipe="fast")
+    both = {"a": first, "b": second, "c": kept(0, recipe="new")}
+    head = OnHost("b", both, Activation("return", "a"))
+    assert releases.listed({"s1": head, "s2": OnHost("a", both)}) == [
+        "b  recipe fast; current on s1; failed (gate, 2026-02-03)",
+        "a  recipe tiny; current on s2; previous on s1; met its expectations 2026-01-02; last start 48 s",
+        "c  recipe new; never activated",
+        "an activation (return) of a is under way, or was cut off",
+    ]
+    assert releases.listed({"s1": OnHost("a", both)})[1].startswith("a  recipe tiny; current; met")
+    assert releases.listed({"s1": OnHost()}) == ["no releases"]
+
+
 def test_the_environment_is_told_without_its_values() -> None:
     marks = releases.env_marks({"A": "secret-a", "B": "secret-a"})
     assert "secret" not in str(marks) and marks["A"] != marks["B"]

@@ -213,8 +213,9 @@ def _switch(rank: Any, target: Target, kind: Kind, back: str | None) -> str:
             f" && {{ [ -L {config}/previous ] || ln -s current/previous {config}/previous; }}"
         )
     return (
-        f"{words} && sync {folder}/* {folder} && ln -sfn {folder} {config}/current.new"
-        f" && mv -fT {config}/current.new {config}/current && sync {config}"
+        # Files only: the link `previous` of an old release may lead to one that is gone.
+        f"{words} && find {folder} -type f -exec sync {{}} + && sync {folder}"
+        f" && ln -sfn {folder} {config}/current.new && mv -fT {config}/current.new {config}/current && sync {config}"
     )
 
 

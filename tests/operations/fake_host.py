@@ -102,7 +102,8 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         r"\{ (test -f \S+ \|\| )?cp (\S+)/fabric\.env (\S+)/fabric\.env; \}"
         r"( && ln -sfn \.\./\S+ \3/previous\.new && mv -fT \3/previous\.new \3/previous"
         r" && \{ \[ -L \2/previous \] \|\| ln -s current/previous \2/previous; \})?"
-        r" && sync \3/\* \3 && ln -sfn \3 \2/current\.new && mv -fT \2/current\.new \2/current && sync \2",
+        r" && find \3 -type f -exec sync \{\} \+ && sync \3"
+        r" && ln -sfn \3 \2/current\.new && mv -fT \2/current\.new \2/current && sync \2",
         "",
     ),
     "leave rank out": (

@@ -511,6 +511,9 @@ def test_what_switches_a_release_and_what_reads_it(sites: Callable[..., list[Sit
     assert kept.releases["bb"].previous == "aa" and kept.releases["bb"].about["recipe"] == "a b|c"
     assert kept.releases["bb"].history == releases.History(None, "x", {"reason": "gate"})
     assert kept.releases["aa"].activated > 10**9
+    (tmp_path / "releases/aa/previous").symlink_to("../gone")
+    switch("aa", "return", None)
+    assert found().releases["aa"].previous == "gone"
     switch("aa", "rollback", "bb")
     assert (tmp_path / "previous").resolve().name == "bb"
     switch("aa", "deploy", None)

@@ -121,6 +121,10 @@ class NotReady(Exception):
     """A release that was started and does not serve; its text is the line that says why."""
 
 
+class Stuck(Exception):
+    """An activation that could not be done on some rank after others had been stopped; its line is shown."""
+
+
 def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -170,8 +174,8 @@ def activate(host: Any, target: Target, kind: Kind, back: str | None) -> bool:
     """Stop all ranks (head first), switch `current` on each by one rename, start workers, then the head.
 
     `back` is the release that is left behind; it becomes `previous`, except by a return, which leaves
-    everything as it was before. False (one line) where a step fails: the next run continues from there.
-    Errors: NotReady.
+    everything as it was before. False (one line) where nothing was stopped, or the head stopped answering.
+    Errors: NotReady; Stuck.
     """
     for rank in target.ranks:
         if lacks := missing(rank, target):
@@ -184,15 +188,18 @@ def activate(host: Any, target: Target, kind: Kind, back: str | None) -> bool:
         return False
     began = time.monotonic()
     if not stop_ranks(host, target.hosts):
-        return False
+        raise Stuck
     for rank in target.hosts:
         if not _known(host, rank):
-            return False
+            raise Stuck
     for rank in target.hosts:
         ok, said = shell(rank, _switch(rank, target, kind, back))
         if not ok:
-            return report_failure(host, f"{rank.name}: `current` could not be switched; found: {said}")
-    if not start_ranks(host, target.ranks, target.ready_seconds):
+            report_failure(host, f"{rank.name}: `current` could not be switched; found: {said}")
+            raise Stuck
+    if not started(host, target.ranks):
+        raise Stuck
+    if not follow_start(target.ranks, target.ready_seconds):
         return False
     return completed(host, target.release, time.monotonic() - began)
 
@@ -215,7 +222,8 @@ def _switch(rank: Any, target: Target, kind: Kind, back: str | None) -> str:
     return (
         # Files only: the link `previous` of an old release may lead to one that is gone.
         f"{words} && find {folder} -type f -exec sync {{}} + && sync {folder}"
-        f" && ln -sfn {folder} {config}/current.new && mv -fT {config}/current.new {config}/current && sync {config}"
+        f" && ln -sfn {folder} {config}/current.new && mv -fT {config}/current.new {config}/current"
+        f" && sync {config}"
     )
 
 
@@ -242,7 +250,8 @@ def set_aside(host: Any, release: str, reason: str, why: str) -> bool:
 def give_back(host: Any, target: Target, back: str | None, reason: str, why: str) -> bool:
     """The release before serves again on all ranks. False in every case: the run has failed.
 
-    Without one, a release that never answered is stopped; one that answers goes on.
+    With the reason "stuck" nothing is held against the release. Without one to go back to, a release that
+    never answered is stopped, and one that answers goes on.
     """
     kept = kept_by(host).releases.get(back or "")
     names = [one.name for one in target.hosts]
@@ -258,15 +267,19 @@ def give_back(host: Any, target: Target, back: str | None, reason: str, why: str
         return report_failure(
             host,
             f"{host.name}: serve: found no release before {target.release} to go back to; wanted one; "
-            "it goes on serving",
+            + ("it goes on serving" if reason == "gate" else "run again"),
         )
     # Written before the mark, so that a run that is cut off here still knows where to go.
-    if not begin(host, Activation("return", back)) or not set_aside(host, target.release, reason, why):
+    if not begin(host, Activation("return", back)):
+        return False
+    if reason != "stuck" and not set_aside(host, target.release, reason, why):
         return False
     try:
         serves = activate(host, Target.of(back, kept, target.hosts), "return", None)
     except NotReady as error:
         serves = report_failure(host, str(error))
+    except Stuck:
+        serves = False
     if not serves:
         return report_failure(
             host,
@@ -303,11 +316,16 @@ def start_ranks(host: Any, ranks: list[Any], ready_seconds: int) -> bool:
 
     Errors: NotReady.
     """
+    return started(host, ranks) and follow_start(ranks, ready_seconds)
+
+
+def started(host: Any, ranks: list[Any]) -> bool:
+    """Start the workers' units, then the head's."""
     for rank in [*ranks[1:], ranks[0]]:
         ok, said = shell(rank, f"systemctl start --no-block {UNIT}")
         if not ok:
             return report_failure(host, f"{rank.name}: {UNIT} could not be started; found: {said}")
-    return follow_start(ranks, ready_seconds)
+    return True
 
 
 def make_known(unit: machine.Unit) -> str:

@@ -13,7 +13,7 @@ from sparkstack.errors import Problem
 from sparkstack.releases import Activation, Kept, OnHost
 from sparkstack.units import seconds_text
 from tasks import access, activation, declared, drift
-from tasks.activation import NotReady, Releases, Target
+from tasks.activation import NotReady, Releases, Stuck, Target
 from tasks.files import Commands
 from tasks.remote import fail, report_failure
 from tasks.site import SiteError
@@ -100,6 +100,8 @@ def _go_back(state: Any, host: Any, name: str, release: Kept, hosts: list[Any]) 
             f"{host.name}: rollback: release {name} does not serve; wanted it in place of {left}; "
             "look at its journal, or deploy a recipe",
         )
+    except Stuck:
+        return False
     if serves:
         activation.note_serving(host, name, release)
     return serves

@@ -12,7 +12,7 @@ from sparkstack import gates, knobs, machine, releases
 from sparkstack.errors import SparkstackError
 from sparkstack.releases import OnHost
 from tasks import activation, drift, report
-from tasks.activation import CONTAINER, NotReady, Releases, Target
+from tasks.activation import CONTAINER, NotReady, Releases, Stuck, Target
 from tasks.facts import Completes, Json, ServeState
 from tasks.files import Commands
 from tasks.machine import MachineState
@@ -202,6 +202,8 @@ def _activate(state: Any, host: Any, site: Site) -> bool:
         return activation.activate(host, target_of(site), "deploy", back)
     except NotReady as error:
         return _not_ready(host, site, kept, str(error))
+    except Stuck:
+        return False if back is None else activation.give_back(host, target_of(site), back, "stuck", "")
 
 
 def _not_ready(host: Any, site: Site, kept: OnHost, line: str) -> bool:
@@ -232,6 +234,8 @@ def _finish_return(state: Any, host: Any, site: Site) -> bool:
         serves = activation.activate(host, Target.of(name, kept.releases[name], site.hosts), "return", None)
     except NotReady as error:
         return report_failure(host, str(error))
+    except Stuck:
+        return False
     if serves:
         activation.note_serving(host, name, kept.releases[name])
     return serves

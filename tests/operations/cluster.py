@@ -38,6 +38,7 @@ class RealHost(FakeHost):
     budget: list[int]
 
     images: set[str]
+    fails: list[str]  # kinds of commands, each to fail once
     together: list[RealHost]
     unit = "inactive"
 
@@ -84,6 +85,9 @@ class RealHost(FakeHost):
         return ok, CommandOutput([OutputLine("stdout", line) for line in out.splitlines()])
 
     def _played(self, kind: str, text: str, stdin: str) -> tuple[bool, str]:
+        if kind in self.fails:
+            self.fails.remove(kind)
+            return False, "no space left"
         match kind:
             case "stop rank":
                 self.unit = "inactive"
@@ -176,7 +180,7 @@ class Cluster:
             host.folder = folder / old.name
             host.budget = self.budget
             (host.folder / "etc").mkdir(parents=True)
-            host.images, host.together = set(), self.hosts
+            host.images, host.together, host.fails = set(), self.hosts, []
             (host.folder / "etc" / "fabric.env").write_text("A=1\n")
             host.data.config_dir = str(host.folder / "etc")
             host.data.state_dir = str(host.folder / "var")

@@ -115,6 +115,18 @@ def test_one_that_has_served_and_is_started_again_keeps_trying(cluster: Cluster)
     assert len(cluster.said) == 1
 
 
+@pytest.mark.parametrize("step", ["stop rank", "switch rank", "start rank"])
+def test_a_rank_that_cannot_be_switched(cluster: Cluster, step: str) -> None:
+    """The old release serves again; nothing is held against the new one, which the next run tries."""
+    old, new = cluster.of(OLD), cluster.of(NEW)
+    assert cluster.deploy(old)
+    cluster.hosts[1].fails = [step]
+    assert cluster.deploy(new) is False
+    assert cluster.said[0].startswith("spark-2: ") and "no space left" in cluster.said[0]
+    assert cluster.serves(old[0].release_id) and not under_way(cluster)
+    assert cluster.deploy(new) and cluster.serves(new[0].release_id)
+
+
 def test_a_rank_that_lacks_something_stops_nothing(cluster: Cluster) -> None:
     old, new = cluster.of(OLD), cluster.of(NEW)
     assert cluster.deploy(old) and cluster.deploy(new)

@@ -128,6 +128,7 @@ RUN_OPTIONS: Mapping[str, bool] = {
     "rollback": True,
     "retry": True,
     "keep_failed": True,
+    "plan": True,
 }
 
 

@@ -14,6 +14,7 @@ from sparkstack import hosts, recipe_schema
 from sparkstack.check import Checked
 from sparkstack.check import check as check_file
 from sparkstack.errors import Problem, SparkstackError
+from sparkstack.extra_flags import with_flags
 from sparkstack.flags import scalar
 from sparkstack.native import Recipe
 from sparkstack.recipe import find_recipe
@@ -128,15 +129,27 @@ def written(shown: Recipe) -> dict[str, Any]:
 
 @recipe.command("render")
 @click.argument("name")
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- FLAGS…]")
 @click.option("--nodes", type=click.IntRange(min=1), help="How many Sparks; the recipe's least if not said.")
 @click.option("--rank", type=click.IntRange(min=0), help="This rank only.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Wins over `defaults`.")
 @FOLDER
-def render(name: str, nodes: int | None, rank: int | None, settings: tuple[str, ...], folder: Path) -> None:
-    """Print the unit, environment and command that each rank of recipe NAME (or a file) would get."""
+def render(
+    name: str,
+    extra: tuple[str, ...],
+    nodes: int | None,
+    rank: int | None,
+    settings: tuple[str, ...],
+    folder: Path,
+) -> None:
+    """Print the unit, environment and command that each rank of recipe NAME (or a file) would get.
+
+    FLAGS are the engine's, as at the end of its command; they win over the recipe's.
+    """
     found = _usable(name, folder, nodes, dict(_setting(text) for text in settings))
     assert found.launch is not None
-    ranks = render_ranks(found.launch, nodes or found.launch.min_nodes)
+    wish = with_flags(found.launch, extra) if extra else found.launch
+    ranks = render_ranks(wish, nodes or wish.min_nodes)
     if rank is not None:
         if rank >= len(ranks):
             wanted = f"0 to {len(ranks) - 1}"

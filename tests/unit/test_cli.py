@@ -121,3 +121,20 @@ def test_an_inventory_that_is_not_there_is_one_line() -> None:
     assert result.stderr == (
         "inventory: found 'inventories/mien.py'; wanted a file; see inventories/ for examples\n"
     )
+
+
+def test_flags_behind_two_dashes_win(tmp_path: Path) -> None:
+    words = ("recipe", "render", "lab-tiny", "--recipes", str(RECIPES), "--")
+    text = run(*words, "--max-model-len", "77", "--port", "9001", "--enable-x").stdout
+    assert "--max-model-len \\\n  77 " in text and "--port \\\n  9001 " in text and "--enable-x" in text
+    assert "1024" not in text
+    result = run(*words, "a", "--nnodes", "3", "--port", "no")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-3:] == [
+        "--: found 'a'; wanted the engine's flags; write --flag value",
+        "--: found the flag --nnodes; wanted it only from the inventory; remove it",
+        "--: found port 'no'; wanted 1 to 65535; correct it",
+    ]
+    foreign = tmp_path / "x.yaml"
+    foreign.write_text("model: a/b\nruntime: sglang\ncontainer: c:1\ncommand: sglang serve --a 1\n")
+    assert "sglang serve --a 1 --b 2\n" in run("recipe", "render", str(foreign), "--", "--b", "2").stdout

@@ -88,10 +88,13 @@ def _made(site: Site, stages: list[str]) -> Plan:
         if stage != "preflight"
     }
     kept = site.head.get_fact(Releases, config_dir=site.data.config_dir)
+    refused = serve.refusal(seen, kept)
     steps: list[Step] = []
     for stage in stages:
         if stage == "preflight":
             steps.append(Step(stage, "asks", "what each host is, and changes nothing"))
+        elif stage == "serve" and refused:
+            steps.append(plan.serve_step(seen.about, kept, False, refused, False))
         elif any(line.status == "failed" for line in lines[stage]) or stage not in RELEASE_STAGES:
             steps.append(plan.of_lines(stage, lines[stage]))
         elif stage == "image":
@@ -103,7 +106,7 @@ def _made(site: Site, stages: list[str]) -> Plan:
                 line.status == "drift" and "fabric.env" in line.check for line in lines.get("fabric", [])
             )
             serves = all(line.status == "ok" for line in lines[stage])
-            steps.append(plan.serve_step(seen.about, kept, serves, serve.refusal(seen, kept), changes))
+            steps.append(plan.serve_step(seen.about, kept, serves, None, changes))
         else:
             steps.append(_benchmark(seen, steps))
     stops = any(step.stage == "serve" and step.verdict in ("changes", "new") for step in steps)

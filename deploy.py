@@ -8,6 +8,7 @@ from pyinfra import host
 
 from tasks import (
     access,
+    ahead,
     benchmark,
     checkpoint,
     conda,
@@ -31,6 +32,7 @@ else:
     stages = site.stages(host.data.get("only"))
     here = site.load()
     access.ensure(host)
+    ahead.plan(here, stages)
     report.begin(release=here.release_id, recipe=here.recipe.name)
 
     if "preflight" in stages:

@@ -5,8 +5,10 @@ pyinfra inventories/lab.py plan.py -y [--data recipe=NAME] [--data only=docker,s
 
 from pyinfra import host
 
-from tasks import access, plan, site
+from tasks import access, ahead, plan, site
 
 here = site.load()
 access.ensure(host)
-plan.only(here, site.stages(host.data.get("only")))
+stages = site.stages(host.data.get("only"))
+ahead.plan(here, stages)
+plan.only(here, stages)

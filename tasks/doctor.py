@@ -22,7 +22,7 @@ from rich.console import Console
 
 from sparkstack import differences
 from sparkstack.doctor import Diagnosis, Line
-from tasks import access, benchmark, checkpoint, conda, docker, drift, fabric, image, preflight, serve
+from tasks import access, ahead, benchmark, checkpoint, conda, docker, drift, fabric, image, preflight, serve
 from tasks import host as host_task
 from tasks.facts import FileStates
 from tasks.files import WriteFile
@@ -91,7 +91,7 @@ def _examined(site: Site, stages: list[str]) -> list[Line]:
             Line(host.name, "preflight", "sudo", "failed", found.found, found.wanted, found.remedy),
             Line(host.name, "preflight", "everything else", "not checked", "no root rights"),
         ]
-    lines: list[Line] = []
+    lines = guarded("preflight", "facts", lambda: _asked_ahead(site, stages))
     if "preflight" in stages:
         lines += guarded(
             "preflight", "facts", lambda: [Line.of_check(one) for one in preflight.judged(site)]
@@ -100,6 +100,11 @@ def _examined(site: Site, stages: list[str]) -> list[Line]:
         if stage in DEPLOYS:
             lines += guarded(stage, "declaration", lambda stage=stage: drifts(site, stage))  # type: ignore[misc]
     return lines
+
+
+def _asked_ahead(site: Site, stages: list[str]) -> list[Line]:
+    ahead.plan(site, stages)
+    return []
 
 
 def guarded(stage: str, check: str, look: Callable[[], list[Line]]) -> list[Line]:

@@ -12,6 +12,9 @@ from typing import Any
 
 from pyinfra.api import FactBase
 
+# A fact and its arguments.
+Ask = tuple[type[FactBase[Any]], dict[str, Any]]
+
 SURVEY = Path(__file__).with_name("survey.sh")
 
 
@@ -123,18 +126,6 @@ class Addresses(FactBase[dict[str, list[str]]]):
         return found
 
 
-class Routes(FactBase[list[str]]):
-    """Returns the lines of `ip -4 route`."""
-
-    default = list
-
-    def command(self) -> str:
-        return "ip -4 route show table main"
-
-    def process(self, output: list[str]) -> list[str]:
-        return [line.strip() for line in output if line.strip()]
-
-
 class Completes(FactBase[bool]):
     """Returns True when the endpoint answers a real completion now, within `seconds`.
 
@@ -175,15 +166,16 @@ class Survey(FactBase[dict[str, Any]]):
 
     `paths`: folders whose file system must have room; "disk" has the bytes free on the nearest existing
     parent, "file_system" the name of what they are on; Docker's own root ("docker_root") is added.
-    `port`: a TCP port; its owner is "free", "sparkstack" or the listening process.
+    `port`: a TCP port; its owner is "free", "sparkstack" (our serving unit) or the listening process with its
+    unit or container; "serving" is "yes" where a rank of ours runs. `account`: a user; its number or "none".
     `downloads`: a folder; "downloaded" is how many bytes are in it.
     "kernels" is `{version: words}` of /lib/modules, "log" the suspicious lines of the kernel's journal.
     """
 
     default = dict
 
-    def command(self, paths: list[str], port: int, downloads: str = "") -> str:
-        words = ["sh", "-c", SURVEY.read_text(), "survey", str(port), downloads, *paths]
+    def command(self, paths: list[str], port: int, downloads: str = "", account: str = "") -> str:
+        words = ["sh", "-c", SURVEY.read_text(), "survey", str(port), downloads, account, *paths]
         return " ".join(shlex.quote(word) for word in words)
 
     def process(self, output: list[str]) -> dict[str, Any]:
@@ -203,18 +195,3 @@ class Survey(FactBase[dict[str, Any]]):
             else:
                 found[key] = value
         return found
-
-
-class Hcas(FactBase[list[str]]):
-    """Returns the RDMA devices with an active port, by the host's own names (rocep1s0f0, …)."""
-
-    default = list
-
-    def command(self) -> str:
-        return (
-            'for d in /sys/class/infiniband/*; do [ -e "$d" ] || continue; '
-            'grep -q ACTIVE "$d"/ports/*/state && basename "$d"; done; true'
-        )
-
-    def process(self, output: list[str]) -> list[str]:
-        return sorted(line.strip() for line in output if line.strip())

@@ -1,25 +1,29 @@
 """Hosts to measure on, apart from the lab: `python -m benchmarks.rerun.hosts up N | down`.
 
 Containers of the lab's Spark image with the options that the lab gives its nodes, named rerun-spark-1…N, on
-Docker's own bridge, with a key of their own. Instead of the lab's rails each has two veth pairs with the
-port names of a Spark; instead of an environment built by conda the marks of one, which is all that a second
-run looks at. An inventory for them is written to .cache/rerun/hosts/hosts.py.
+Docker's own bridge, with a key of their own, and on two networks of their own as the fabric's rails; instead
+of an environment built by conda a virtual environment with its marks and the controller's own copies of what
+a second run imports there. An inventory for them is written to .cache/rerun/hosts/hosts.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
+import tarfile
 import time
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import docker
 from docker.models.containers import Container
+from packaging.requirements import Requirement
 
 from benchmarks.rerun.paths import CACHE, ROOT
-from lab import engine, images, keys, nodes, ssh
+from lab import engine, images, keys, network, nodes, ssh
 from sparkstack import conda, topology
 from tasks import wheels
 
@@ -42,7 +46,8 @@ def up(count: int, image: str | None) -> Path:
     FOLDER.mkdir(parents=True, exist_ok=True)
     image = image or images.build(client, lambda *_: None)
     keys.write_private(KEY, *keys.pair("sparkstack-rerun"))
-    containers = [_create(client, image, number) for number in range(1, count + 1)]
+    wires = _wires(client)
+    containers = [_create(client, image, number, wires) for number in range(1, count + 1)]
     for container in containers:
         container.start()
     found: dict[str, str] = {}
@@ -54,9 +59,10 @@ def up(count: int, image: str | None) -> Path:
         found[str(container.name)] = address
         pinned[address] = nodes.read(container, "/etc/ssh/ssh_host_ed25519_key.pub")
     KNOWN_HOSTS.write_text(keys.known_hosts(pinned))
+    packages = _packages(("huggingface_hub", "httpx"))
     for container in containers:
         ssh.wait(found[str(container.name)], USER, KEY, KNOWN_HOSTS, BOOT_SECONDS)
-        _furnish(container)
+        _furnish(container, packages)
     _write_inventory(found)
     return INVENTORY
 
@@ -67,9 +73,23 @@ def down() -> None:
     if client is not None:
         for container in client.containers.list(all=True, filters={"name": f"^/{PREFIX}"}):
             nodes.remove(client, str(container.name))
+        for one in client.networks.list(names=[f"^{PREFIX}rail"]):
+            one.remove()
 
 
-def _create(client: docker.DockerClient, image: str, number: int) -> Container:
+def _wires(client: docker.DockerClient) -> tuple[network.Wire, ...]:
+    """The rails: a fabric whose ports hear nobody is no second run."""
+    wires = tuple(
+        network.Wire(f"{PREFIX}rail{half}", name, False) for half, (name, _) in enumerate(topology.twins(0))
+    )
+    for wire in wires:
+        network.make_rail(client, wire, {})
+    return wires
+
+
+def _create(
+    client: docker.DockerClient, image: str, number: int, wires: tuple[network.Wire, ...]
+) -> Container:
     name = f"{PREFIX}{number}"
     command, host = nodes.systemd_options()
     volume = {nodes.volume_name(name): {"bind": "/var/lib/docker", "mode": "rw"}}
@@ -89,6 +109,7 @@ def _create(client: docker.DockerClient, image: str, number: int) -> Container:
     }
     private, public = keys.pair(f"root@{name}")
     authorized = KEY.with_name(KEY.name + ".pub").read_bytes()
+    nics = "".join(f"{network.subnet(client, wire)} {wire.nic} bare\n" for wire in wires)
     return nodes.create(
         client,
         options,
@@ -96,7 +117,9 @@ def _create(client: docker.DockerClient, image: str, number: int) -> Container:
             nodes.File("/etc/ssh/ssh_host_ed25519_key", private, 0o600),
             nodes.File("/etc/ssh/ssh_host_ed25519_key.pub", public),
             nodes.File(f"/home/{USER}/.ssh/authorized_keys", authorized, 0o600, owner=1000),
+            nodes.File("/etc/sparkstack-lab/nics", nics.encode()),
         ],
+        wires,
     )
 
 
@@ -111,12 +134,25 @@ def _booted(container: Container) -> None:
         time.sleep(0.2)
 
 
-def _furnish(container: Container) -> None:
-    """Ports by a Spark's names, and the marks of a built environment (tasks/conda.py writes them last)."""
-    links = "; ".join(
-        f"ip link add {name} type veth peer name far{number} && ip link set far{number} up"
-        for number, (name, _) in enumerate(topology.twins(0))
-    )
+def _packages(names: tuple[str, ...]) -> bytes:
+    """An archive of the installed distributions `names` and all that they need, as site-packages has them."""
+    out, todo, taken = io.BytesIO(), [*names], set[str]()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        while todo:
+            found = distribution(todo.pop())
+            if found.name in taken:
+                continue
+            taken.add(found.name)
+            needs = [Requirement(line) for line in found.requires or []]
+            todo += [need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
+            for file in found.files or []:
+                if ".." not in file.parts and file.suffix != ".pyc":
+                    archive.add(str(file.locate()), str(file))
+    return out.getvalue()
+
+
+def _furnish(container: Container, packages: bytes) -> None:
+    """A built environment with its marks (tasks/conda.py writes them last)."""
     defaults: dict[str, Any] = {}
     exec((ROOT / "group_data/all.py").read_text(), defaults)
     arch = nodes.run(container, "uname", "-m")
@@ -132,7 +168,10 @@ def _furnish(container: Container) -> None:
     writes = "; ".join(
         f"mkdir -p {path.rpartition('/')[0]}; echo {text} > {path}" for path, text in marks.items()
     )
-    nodes.run(container, "sh", "-ec", f"{links}; {writes}")
+    make = f"python3 -m venv --without-pip {place}/env; echo {place}/env/lib/python3*/site-packages"
+    folder = nodes.run(container, "sh", "-ec", f"{make}; {writes}").splitlines()[-1]
+    container.put_archive(folder, packages)
+    nodes.run(container, f"{place}/env/bin/python", "-m", "compileall", "-q", folder)
 
 
 def _write_inventory(addresses: dict[str, str]) -> None:

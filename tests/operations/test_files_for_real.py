@@ -20,10 +20,10 @@ from fake_host import FakeHost, commands_of
 from pyinfra.api import StringCommand
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
-from sparkstack import netplan, releases, topology
+from sparkstack import releases, topology
 from sparkstack.recipe import load_recipe
-from tasks import activation, fabric, remote, serve, share
-from tasks.facts import Addresses, Completes, FileStates, Hcas, Json, Routes, Survey, Text
+from tasks import activation, remote, serve, share
+from tasks.facts import Completes, FileStates, Json, Survey, Text
 from tasks.files import ManagedFile
 from tasks.operations import managed_files
 from tasks.site import Site
@@ -122,10 +122,6 @@ def test_file_states_of_what_is_not_there(tmp_path: Path) -> None:
     assert ask(FileStates, paths=[str(tmp_path / "no"), str(tmp_path)]) == {}
 
 
-def test_hcas_of_a_machine_without_any() -> None:
-    assert isinstance(ask(Hcas), list)
-
-
 @pytest.fixture
 def tools(tmp_path: Path) -> Callable[..., str]:
     """A PATH on which programs are replaced by scripts with the given bodies."""
@@ -142,25 +138,60 @@ def tools(tmp_path: Path) -> Callable[..., str]:
     return make
 
 
-LISTENER = """echo 'LISTEN 0 511 0.0.0.0:8000 0.0.0.0:* users:(("nginx",pid=8,fd=6))'"""
+def listener(*processes: str) -> str:
+    users = ",".join(f'("{process}",pid={pid},fd=6)' for pid, process in enumerate(processes, 8))
+    return f"LISTEN 0 511 0.0.0.0:8000 0.0.0.0:* users:({users})"
+
+
+ID = "0a1b" * 16
+OURS = f"""case "$*" in "ps -q "*) echo 0a1b ;; inspect*{ID}) echo /sparkstack-serve ;; esac"""
+WEBUI = f"""case "$*" in inspect*{ID}) echo /webui ;; *publish=8000*) echo webui ;; esac"""
 
 
 @pytest.mark.parametrize(
-    ("ss", "docker", "port"),
+    ("ss", "docker", "group", "port", "serving"),
     [
-        ("true", "exit 1", "free"),
-        (LISTENER, "exit 1", "nginx"),
-        ("echo LISTEN 0 511 0.0.0.0:8000", "exit 1", "another process"),
-        (LISTENER, "echo 0a1b", "sparkstack"),
+        ([], "exit 1", "", "free", None),
+        ([listener("nginx")], "exit 1", "/system.slice/nginx.service", "nginx (pid 8, nginx.service)", None),
+        ([listener("node")], "exit 1", "/user.slice/user-0.slice/session-1.scope", "node (pid 8)", None),
+        (["LISTEN 0 511 0.0.0.0:8000"], "exit 1", "", "another process", None),
+        ([listener("python3")], WEBUI, f"/docker/{ID}", "python3 (pid 8, container webui)", None),
+        # Docker's proxy is a process of docker.service, whoever has the port behind it.
+        (
+            [listener("docker-proxy")],
+            WEBUI,
+            "/system.slice/docker.service",
+            "docker-proxy (pid 8, container webui)",
+            None,
+        ),
+        ([listener("vllm", "vllm")], OURS, f"/system.slice/docker-{ID}.scope", "sparkstack", "yes"),
+        ([listener("vllm")], "exit 1", "/system.slice/sparkstack-serve.service", "sparkstack", None),
         # A worker of a cluster serves without listening; its memory comes back like the head's.
-        ("true", "echo 0a1b", "sparkstack"),
+        ([], OURS, "", "free", "yes"),
+        # Ours runs, and the port is somebody else's: on this rank, or on another address.
+        ([listener("nginx")], OURS, "/system.slice/nginx.service", "nginx (pid 8, nginx.service)", "yes"),
+        (["LISTEN 0 1 [::]:8000", listener("vllm")], OURS, f"/docker/{ID}", "another process", "yes"),
+        # Without an answer the port is not called free.
+        (None, "exit 1", "", None, None),
     ],
 )
-def test_survey(tools: Callable[..., str], tmp_path: Path, ss: str, docker: str, port: str) -> None:
-    path = tools(ss=ss, docker=docker, nvidia_smi="echo NVIDIA GB10, 12.1, 580.95.05")
+def test_survey(
+    tools: Callable[..., str],
+    tmp_path: Path,
+    ss: list[str] | None,
+    docker: str,
+    group: str,
+    port: str | None,
+    serving: str | None,
+) -> None:
+    lines = "exit 1" if ss is None else "\n".join(f"echo '{line}'" for line in ss)
+    cat = f"""case $1 in /proc/*/cgroup) echo '0::{group}' ;; *) exec /bin/cat "$@" ;; esac"""
+    path = tools(ss=lines, docker=docker, cat=cat, nvidia_smi="echo NVIDIA GB10, 12.1, 580.95.05")
     deep = str(tmp_path / "not" / "yet there")
-    found = Survey().process(sh(Survey().command(paths=[deep, "/"], port=8000), PATH=path))
-    assert found["port"] == port
+    command = Survey().command(paths=[deep, "/"], port=8000, account="root" if ss else "nobody-such")
+    found = Survey().process(sh(command, PATH=path))
+    assert (found.get("port"), found.get("serving")) == (port, serving)
+    assert found["account"] == ("0" if ss else "none")
     assert found["gpu"] == "NVIDIA GB10, 12.1, 580.95.05"
     assert found["disk"][deep] > 0 and found["disk"]["/"] > 0
     assert int(found["memory_total"]) >= int(found["memory_available"]) > 0
@@ -208,34 +239,6 @@ def test_a_job_begins_where_none_is_under_way(
     words = begun.read_text().splitlines() if begun.exists() else []
     assert len(words) == begins
     assert all(line.endswith(" -m onhost job /plans/a plan.json") for line in words)
-
-
-@pytest.mark.parametrize("before", [None, "network: {}\n"])
-def test_netplan_that_refuses_gets_the_file_before_back(
-    tools: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
-) -> None:
-    ours, kept = tmp_path / "90-ours.yaml", tmp_path / "kept"
-    monkeypatch.setattr(netplan, "PATH", str(ours))
-    monkeypatch.setattr(fabric, "BEFORE", str(kept))
-    if before is not None:
-        ours.write_text(before)
-        ours.chmod(0o600)
-    plan = topology.plan("pair", ["spark-1", "spark-2"])
-    host = Local("spark-1")
-    host.path = tools(netplan=f"[ $1 = generate ] || touch {tmp_path}/applied; echo bad file >&2; exit 1")
-    host.facts = {Addresses: {i.name: [] for i in plan.of("spark-1")}, Routes: [], FileStates: {}}
-    monkeypatch.setattr(Local, "get_fact", FakeHost.get_fact)
-    site = Site(host, 0, [host], load_recipe(HERE / "recipe.yaml"), plan)
-    *_, keep, write, apply_it = commands_of(fabric.addressed, host, site)
-    sh(keep)
-    assert f" {ours}" in write.get_raw_value()
-    ours.write_text("ours\n")  # `write` gives the file to root
-    assert apply_it.execute(None, host, {}) is False
-    (line,) = host.shown
-    assert line.startswith("spark-1: fabric: found netplan refusing: bad file; wanted ")
-    assert (ours.read_text() if ours.exists() else None) == before
-    assert before is None or stat.S_IMODE(ours.stat().st_mode) == 0o600
-    assert not kept.exists() and not (tmp_path / "applied").exists()
 
 
 # A share that counts as running while `begun` is there.

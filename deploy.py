@@ -1,6 +1,7 @@
 """Fresh Sparks become a serving cluster that has proved its speed; run again unchanged, nothing is touched.
 
 pyinfra inventories/lab.py deploy.py [-y | --dry] [--data only=docker,serve]
+pyinfra inventories/lab.py deploy.py -y --data rollback=yes    the release before serves again
 """
 
 from pyinfra import host
@@ -14,34 +15,42 @@ from tasks import (
     docker,
     fabric,
     image,
+    plan,
     preflight,
     report,
+    rollback,
     serve,
     site,
 )
 from tasks import host as host_task
 
-stages = site.stages(host.data.get("only"))
-here = site.load()
-access.ensure(host)
-ahead.plan(here, stages)
-report.begin(release=here.release_id, recipe=here.recipe.name)
+if rollback.asked(host):
+    access.ensure(host)
+    report.begin(release="", recipe="none (rollback)")
+    rollback.deploy_rollback()
+else:
+    stages = site.stages(host.data.get("only"))
+    here = site.load()
+    access.ensure(host)
+    ahead.plan(here, stages)
+    report.begin(release=here.release_id, recipe=here.recipe.name)
 
-if "preflight" in stages:
-    preflight.deploy_preflight(here)
-if "host" in stages:
-    host_task.deploy_host(here)
-if "docker" in stages:
-    docker.deploy_docker(here)
-if "conda" in stages:
-    conda.deploy_conda(here)
-if "fabric" in stages:
-    fabric.deploy_fabric(here)
-if "image" in stages:
-    image.deploy_image(here)
-if "checkpoint" in stages:
-    checkpoint.deploy_checkpoint(here)
-if "serve" in stages:
-    serve.deploy_serve(here)
-if "benchmark" in stages:
-    benchmark.deploy_benchmark(here)
+    if "preflight" in stages:
+        preflight.deploy_preflight(here)
+    if "host" in stages:
+        host_task.deploy_host(here)
+    if "docker" in stages:
+        docker.deploy_docker(here)
+    if "conda" in stages:
+        conda.deploy_conda(here)
+    if "fabric" in stages:
+        fabric.deploy_fabric(here)
+    if "image" in stages:
+        image.deploy_image(here)
+    if "checkpoint" in stages:
+        checkpoint.deploy_checkpoint(here)
+    if "serve" in stages:
+        serve.deploy_serve(here)
+    if "benchmark" in stages:
+        benchmark.deploy_benchmark(here)
+    plan.look(here, stages)

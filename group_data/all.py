@@ -167,6 +167,10 @@ hub_token_file: str | None = None
 # Pins for base images: name as in the recipe -> name with digest.
 image_bases: dict[str, str] = {}
 
+# How many releases a host keeps, the present one and the one before among them; what only older ones needed
+# (images, checkpoints, downloads) goes with them. See docs/releases.md.
+keep_releases = 3
+
 # ── Network ──
 
 # How the ConnectX-7 ports are cabled; docs/fabric.md. kind: "single", "pair", "ring", "switch", or "auto"

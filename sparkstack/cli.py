@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from sparkstack import hosts
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.recipe_cli import recipe
 from sparkstack.report import RunReport
@@ -63,6 +64,18 @@ def report(as_json: bool, folder: Path) -> None:
     else:
         shown.path = str(files[-1])
         shown.render(Console())
+
+
+@main.group()
+def release() -> None:
+    """The releases that hosts keep."""
+
+
+@release.command("list")
+@click.argument("inventory")
+def list_releases(inventory: str) -> None:
+    """List the releases on the hosts of INVENTORY: which is current, which the one before, which failed."""
+    hosts.ask(inventory, "releases.py")
 
 
 main.add_command(recipe)

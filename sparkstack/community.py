@@ -135,6 +135,14 @@ class RecipeV2(Loose):
 
 Community = RecipeV1 | RecipeV2
 MODELS: dict[str, type[RecipeV1] | type[RecipeV2]] = {"1": RecipeV1, "2": RecipeV2}
+
+
+def of_format(recipe: Community, key: str, default: Any = None) -> Any:
+    """The value of a key that the recipe's format has; `default` for a key of the other one. That is told as
+    unknown, and nothing has looked at its type."""
+    return getattr(recipe, key) if key in type(recipe).model_fields else default
+
+
 NO_IMAGE = f"{UNVERIFIED}@sha256:{'0' * 64}"
 """Stands in for an image whose absence is told already."""
 

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from sparkstack import flags, placeholders, shell_words
-from sparkstack.community import Community
+from sparkstack.community import Community, of_format
 from sparkstack.description import VLLM_KINDS
 from sparkstack.findings import Finding, error, unsupported, warning
 from sparkstack.yamlfile import Document
@@ -97,7 +97,7 @@ class LaunchCommand:
 
     def _runtime(self, words: list[shell_words.Word]) -> tuple[str, flags.Flags | None]:
         """The engine, and the flags that vLLM is started with in the command (None: there is none)."""
-        asked = (getattr(self.recipe, "runtime", None) or "").strip().lower()
+        asked = (of_format(self.recipe, "runtime") or "").strip().lower()
         if asked and asked not in RUNTIMES:
             near = get_close_matches(asked, RUNTIMES, 1)
             remedy = f"did you mean {near[0]!r}?" if near else "use one of these"

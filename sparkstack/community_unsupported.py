@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sparkstack.community import Community, ExecutorConfig, RecipeV2
+from sparkstack.community import Community, ExecutorConfig, RecipeV2, of_format
 from sparkstack.community_command import RUNTIMES
 from sparkstack.description import VLLM_KINDS
 from sparkstack.findings import Finding, unsupported, warning
@@ -18,7 +18,7 @@ def unsupported_parts(
     if runtime not in RUNTIMES:
         pass  # told as a mistake
     elif runtime not in VLLM_KINDS:
-        key = "runtime" if getattr(recipe, "runtime", None) else "command"
+        key = "runtime" if of_format(recipe, "runtime") else "command"
         remedy = "deploy does not start it" + (" yet" if runtime == "atlas" else "")
         yield unsupported("runtime", document.where((key,)), f"runtime {runtime}", "vllm", remedy)
     elif ray is not None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sparkstack.community import NO_IMAGE, Community, unknown_keys, validated
+from sparkstack.community import NO_IMAGE, Community, of_format, unknown_keys, validated
 from sparkstack.community_command import LaunchCommand
 from sparkstack.community_unsupported import unsupported_parts
 from sparkstack.description import Launch
@@ -103,13 +103,13 @@ class _Reader:
             image=self.recipe.container or "",
             served_name=str(served) if served is not None else model,
             port=port if isinstance(port, int) and not isinstance(port, bool) else 8000,
-            revision=getattr(self.recipe, "model_revision", None),
+            revision=of_format(self.recipe, "model_revision"),
             min_nodes=low,
             max_nodes=high,
             options={name: value for name, value in options.items() if name not in DERIVED_OPTIONS},
             env=env,
             command=tuple(word.text for word in command.words),
-            metadata=dict(getattr(self.recipe, "metadata", {})),
+            metadata=dict(of_format(self.recipe, "metadata", {})),
             changes=self._changes(),
             lines=self.lines,
         )
@@ -119,8 +119,8 @@ class _Reader:
 
     def _nodes(self) -> tuple[int, int | None]:
         recipe = self.recipe
-        low, high = getattr(recipe, "min_nodes", 1), getattr(recipe, "max_nodes", None)
-        mode = getattr(recipe, "mode", None)
+        low, high = of_format(recipe, "min_nodes", 1), of_format(recipe, "max_nodes")
+        mode = of_format(recipe, "mode")
         solo, cluster = recipe.solo_only or mode == "solo", recipe.cluster_only or mode == "cluster"
         key = "solo_only" if recipe.solo_only else "mode"
         if solo and (cluster or low > 1):

@@ -84,6 +84,9 @@ def parse(words: Sequence[Word]) -> Flags:
     while at < len(words):
         word = words[at]
         at += 1
+        if word.text == "--":  # what follows is read all the same, so that none of it is lost in silence
+            flags.strange.append((word.text, word.line))
+            continue
         if not _is_flag(word.text):
             if flags.model is None and not flags.options:
                 flags.model = word.text

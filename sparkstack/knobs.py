@@ -190,6 +190,7 @@ class Knobs(Strict):
     hub_endpoint: Url | None
     hub_token_file: str | None
     image_bases: dict[str, str]
+    keep_releases: Annotated[int, Field(ge=2)]
 
     fabric: Fabric
     fabric_ports: Annotated[Any, AfterValidator(_ports)]
@@ -210,7 +211,15 @@ class Knobs(Strict):
 HOST_NAMES = ("address",)
 
 # Words that belong to one run (`--data only=docker`), not to a site; True: yes or no.
-RUN_OPTIONS: Mapping[str, bool] = {"only": False, "restart_serving": True, "checkpoints": True}
+RUN_OPTIONS: Mapping[str, bool] = {
+    "only": False,
+    "restart_serving": True,
+    "checkpoints": True,
+    "rollback": True,
+    "retry": True,
+    "keep_failed": True,
+    "plan": True,
+}
 
 # Passwords as pyinfra would take them. One for sudo has better ways in; those for SSH may stand in a site's
 # own inventory, but arguments are read by every user of the controller.

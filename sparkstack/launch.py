@@ -16,8 +16,9 @@ from sparkstack.recipe_fields import DERIVED_OPTIONS, argument_name
 Accelerator = Literal["gpu", "cpu"]
 
 CONTAINER = "sparkstack-serve"
-MASTER_PORT = 25000
-"""Where the ranks meet on the head's address."""
+MASTER_PORT, MASTER_PORTS = 25000, 5000
+"""Where the ranks meet on the head's address: one of so many ports from this one on (below those that the
+kernel gives away by itself)."""
 FABRIC_ENV = "/etc/sparkstack/fabric.env"
 SERVE_ENV = "/etc/sparkstack/current/serve.env"
 """By way of `current`: the release's own folder is named by a hash over this very command line."""
@@ -34,7 +35,18 @@ class Rank:
     world: int
     head_address: str
     host_address: str
+    master_port: int | str = MASTER_PORT
     env: dict[str, str] = field(default_factory=dict)
+
+
+def rendezvous_port(release: str, serve_port: int) -> int:
+    """The port at which the ranks of a release meet; `serve_port` is taken on the head.
+
+    Each release has its own, so that hosts of which some were switched to another release before the power
+    went never form a group: they wait for each other until one release is current on all.
+    """
+    port = MASTER_PORT + int(release, 16) % MASTER_PORTS
+    return port if port != serve_port else MASTER_PORT + (port + 1 - MASTER_PORT) % MASTER_PORTS
 
 
 def serve_argv(
@@ -74,7 +86,7 @@ def serve_argv(
             "nnodes": rank.world,
             "node_rank": rank.rank,
             "master_addr": rank.head_address,
-            "master_port": MASTER_PORT,
+            "master_port": rank.master_port,
         }
         if rank.rank > 0:
             derived["headless"] = True
@@ -103,7 +115,7 @@ def atlas_argv(
             "rank": rank.rank,
             "world_size": rank.world,
             "master_addr": rank.head_address,
-            "master_port": MASTER_PORT,
+            "master_port": rank.master_port,
         }
     for name, value in (derived | recipe.serve.options).items():
         if value is not None and value is not False:
@@ -184,7 +196,9 @@ def docker_argv(
     arguments; they come last so that they win. vLLM is the container's main process, without an init
     before it: the unit must see it end.
     """
-    words = ["docker", "run", "--rm", "--name", name, "--network", "host", "--ipc", "host"]
+    # An image that is gone is an error and no download: a start asks nobody outside.
+    words = ["docker", "run", "--rm", "--pull", "never", "--name", name]
+    words += ["--network", "host", "--ipc", "host"]
     if shm_size is not None:
         words += ["--shm-size", shm_size]
     # Unlike --volume, --mount refuses a folder that is not there instead of creating an empty one.

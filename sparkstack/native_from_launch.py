@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sparkstack.community import Community
+from sparkstack.community import Community, of_format
 from sparkstack.description import (
     DEFAULT_GPU_MEMORY_UTILIZATION,
     GB,
@@ -92,7 +92,7 @@ def _refused(
 
 
 def _container(recipe: Community) -> dict[str, Any]:
-    config = getattr(recipe, "executor_config", None)
+    config = of_format(recipe, "executor_config")
     if config is None:
         return {}
     extra = ["--privileged"] if config.privileged else []
@@ -115,7 +115,7 @@ def _budget(launch: Launch) -> dict[str, float]:
 
 def _benchmark(recipe: Community) -> dict[str, Any]:
     """A llama-benchy profile as far as ours has the same: streams, and the longest answer."""
-    profile = getattr(recipe, "benchmark", None) or {}
+    profile = of_format(recipe, "benchmark") or {}
     arguments = profile.get("args")
     if not isinstance(arguments, dict):
         return {}

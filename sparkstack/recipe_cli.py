@@ -1,4 +1,4 @@
-"""`sparkstack recipe …`: list, check, show, render, schema."""
+"""`sparkstack recipe …`: list, check, show, render, plan, schema."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import click
 import yaml
 
-from sparkstack import recipe_schema
+from sparkstack import hosts, recipe_schema
 from sparkstack.check import Checked
 from sparkstack.check import check as check_file
 from sparkstack.errors import Problem, SparkstackError
+from sparkstack.extra_flags import with_flags
 from sparkstack.flags import scalar
 from sparkstack.native import Recipe
 from sparkstack.recipe import find_recipe
@@ -128,21 +129,44 @@ def written(shown: Recipe) -> dict[str, Any]:
 
 @recipe.command("render")
 @click.argument("name")
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- FLAGS…]")
 @click.option("--nodes", type=click.IntRange(min=1), help="How many Sparks; the recipe's least if not said.")
 @click.option("--rank", type=click.IntRange(min=0), help="This rank only.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Wins over `defaults`.")
 @FOLDER
-def render(name: str, nodes: int | None, rank: int | None, settings: tuple[str, ...], folder: Path) -> None:
-    """Print the unit, environment and command that each rank of recipe NAME (or a file) would get."""
+def render(
+    name: str,
+    extra: tuple[str, ...],
+    nodes: int | None,
+    rank: int | None,
+    settings: tuple[str, ...],
+    folder: Path,
+) -> None:
+    """Print the unit, environment and command that each rank of recipe NAME (or a file) would get.
+
+    FLAGS are the engine's, as at the end of its command; they win over the recipe's.
+    """
     found = _usable(name, folder, nodes, dict(_setting(text) for text in settings))
     assert found.launch is not None
-    ranks = render_ranks(found.launch, nodes or found.launch.min_nodes)
+    wish = with_flags(found.launch, extra) if extra else found.launch
+    ranks = render_ranks(wish, nodes or wish.min_nodes)
     if rank is not None:
         if rank >= len(ranks):
             wanted = f"0 to {len(ranks) - 1}"
             raise SparkstackError(Problem("--rank", str(rank), wanted, "ranks count from 0"))
         ranks = ranks[rank : rank + 1]
     click.echo(rendered_text(ranks), nl=False)
+
+
+@recipe.command("plan")
+@click.argument("name")
+@click.argument("inventory")
+@click.option("--only", help="These stages, comma-separated.")
+def plan(name: str, inventory: str, only: str | None) -> None:
+    """Show what deploying recipe NAME (or a file) to INVENTORY would do. The hosts are asked, not touched."""
+    words = ["--data", f"recipe={json.dumps(hosts.absolute(name))}"]
+    words += ["--data", f"only={json.dumps(only)}"] if only else []
+    hosts.ask(inventory, "plan.py", words)
 
 
 @recipe.command("schema")

@@ -28,6 +28,7 @@ EXPLAINED = {
     "<BIND_ADDRESS>": "serve_bind of group_data",
     "<HEAD_ADDRESS>": "the head's address on the fabric, from the inventory",
     "<HOST_ADDRESS>": "this host's address on the fabric, from the inventory",
+    "<MASTER_PORT>": "worked out of the release's id: ranks of two releases never meet",
     "<FABRIC_INTERFACE>": "this host's first interface of the fabric",
     "<RDMA_DEVICES>": "this host's active RDMA devices, asked at deployment",
     "<IMAGE_ID>": "hash over base image, plugin and Dockerfile, when the image is built",
@@ -79,7 +80,7 @@ def render(wish: Launch, nodes: int) -> list[Rendered]:
 def _rank(recipe: Recipe, rank: int, world: int) -> Rendered:
     head = nccl.LOOPBACK if world == 1 else "<HEAD_ADDRESS>"
     host = head if rank == 0 else "<HOST_ADDRESS>"
-    place = launch.Rank(rank, world, head, host)
+    place = launch.Rank(rank, world, head, host, "<MASTER_PORT>")
     port = recipe.serve.port
     if recipe.serve.engine == "atlas":
         command = launch.atlas_argv(recipe, place, bind="<BIND_ADDRESS>", port=port)
@@ -144,7 +145,6 @@ def _unit(recipe: Recipe) -> str:
     return environment.get_template(f"{UNIT}.j2").render(
         config_dir=CONFIG_DIR,
         stop_seconds=STOP_SECONDS,
-        start_seconds=recipe.serve.ready_timeout_s + 60,
         drop_caches=True,
     )
 

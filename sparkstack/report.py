@@ -35,7 +35,9 @@ class Operation:
 @dataclass
 class RunReport:
     """Filled while a run goes on, then written and shown. `when` is the run's start as the caller writes it;
-    `measurement` and `verdict` are as in docs/interfaces.md; `head` is the host that `endpoint` is on."""
+    `measurement` and `verdict` are as in docs/interfaces.md; `head` is the host that `endpoint` is on.
+    `serving` is the release that answers there where it is another one than this run's `release`, with what
+    was measured of it."""
 
     when: str
     recipe: str
@@ -47,6 +49,9 @@ class RunReport:
     model: str | None = None
     measurement: dict[str, Any] | None = None
     verdict: dict[str, Any] | None = None
+    serving: str | None = None
+    serving_measurement: dict[str, Any] | None = None
+    serving_verdict: dict[str, Any] | None = None
     path: str | None = None
 
     def add(self, stage: str, host: str, name: str, status: Status, seconds: float) -> None:
@@ -129,17 +134,28 @@ class RunReport:
         for failure in self.failures:
             yield f"failed: {failure}"
         if self.endpoint:
-            yield f"endpoint: {self.endpoint} serves {self.model} (release {self.release})"
+            yield f"endpoint: {self.endpoint} serves {self.model} (release {self.serving or self.release})"
             yield f"  {curl(self.endpoint, self.model or '', self.head)}"
-        for point in (self.measurement or {}).get("points", []):
-            ttft, decode = point["ttft_s"]["median"], point["decode_tok_s"]["median"]
-            streams = f"{point['streams']} stream" + ("s" if point["streams"] != 1 else "")
-            yield f"with {streams}: TTFT {_figure(ttft, 's')}, decode {_figure(decode, 'tok/s')}"
-        for line in (self.verdict or {}).get("lines", []):
-            expected = f", expected {line['expected']}" if line["expected"] else ""
-            yield f"  {line['name']}: {_measured(line['measured'])}{expected}: {line['verdict']}"
+        if self.serving is not None and self.measurement:
+            yield f"release {self.release} of this run, which does not serve:"
+        yield from _figures(self.measurement, self.verdict)
+        if self.serving is not None:
+            yield f"release {self.serving}, which serves:"
+            yield from _figures(self.serving_measurement, self.serving_verdict)
+            if not self.serving_measurement:
+                yield "  not measured"
         if self.path:
             yield f"report: {self.path}"
+
+
+def _figures(measurement: dict[str, Any] | None, verdict: dict[str, Any] | None) -> Iterator[str]:
+    for point in (measurement or {}).get("points", []):
+        ttft, decode = point["ttft_s"]["median"], point["decode_tok_s"]["median"]
+        streams = f"{point['streams']} stream" + ("s" if point["streams"] != 1 else "")
+        yield f"with {streams}: TTFT {_figure(ttft, 's')}, decode {_figure(decode, 'tok/s')}"
+    for line in (verdict or {}).get("lines", []):
+        expected = f", expected {line['expected']}" if line["expected"] else ""
+        yield f"  {line['name']}: {_measured(line['measured'])}{expected}: {line['verdict']}"
 
 
 def curl(endpoint: str, model: str, head: str | None = None) -> str:

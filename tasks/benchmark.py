@@ -8,16 +8,18 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, deploy, operation
 
-from sparkstack import gates
+from sparkstack import gates, knobs, releases
 from sparkstack.errors import SparkstackError
-from tasks import drift, report
+from sparkstack.releases import History
+from tasks import activation, cleaning, drift, report, serve
+from tasks.activation import Releases
 from tasks.facts import Json
 from tasks.files import Commands, ManagedFile
 from tasks.remote import fail, job, report_failure
 from tasks.site import Site
 
 
-def _same_measurement(found: Any, site: Site) -> bool:
+def same_measurement(found: Any, site: Site) -> bool:
     if not found or found.get("release") != site.release_id:
         return False
     # The job notes more in the profile (which endpoint it used); what was asked for must be in it.
@@ -32,7 +34,7 @@ def measured(site: Site) -> Commands:
     """
     if not site.is_head:
         return
-    if _same_measurement(host.get_fact(Json, path=site.measurement_path), site):
+    if same_measurement(host.get_fact(Json, path=site.measurement_path), site):
         host.noop(f"release {site.release_id} has been measured")
         return
     drift.differs(site.measurement_path, "absent, or of another profile", "a measurement of this release")
@@ -59,12 +61,13 @@ def _unmeasured(state: Any, host: Any, path: str) -> bool:
 def judged(site: Site) -> Commands:
     """Compare the measurement with the recipe's expectations and keep the verdict beside it.
 
-    No-op when the verdict stands already. A miss fails the host with the figures, on every run.
+    No-op when the verdict stands already. A miss fails the host with the figures, on every run; a release
+    that never met what was expected of it makes way for the one before.
     """
     if not site.is_head:
         return
     measurement = host.get_fact(Json, path=site.measurement_path)
-    if not _same_measurement(measurement, site):
+    if not same_measurement(measurement, site):
         # A run measures first, and has failed by now where it could not: only who looks ahead finds none.
         drift.differs(site.verdict_path, "no measurement to judge", "the verdict on one")
         yield FunctionCommand(_unmeasured, (site.measurement_path,), {})
@@ -74,23 +77,53 @@ def judged(site: Site) -> Commands:
     except SparkstackError as error:
         yield fail(f"{host.name}: benchmark: {error}")
         return
-    report.note_benchmark(site, measurement, verdict)
+    if host.state.is_executing:  # who looks ahead notes nothing: it may come otherwise
+        report.note_benchmark(site, measurement, verdict)
     if host.get_fact(Json, path=site.verdict_path) != verdict:
         text = json.dumps(verdict, indent=1) + "\n"
         yield ManagedFile.text(site.verdict_path, text).write()
-    if not verdict["ok"]:
-        missed = [line for line in verdict["lines"] if line["verdict"] == "fail"]
-        figures = ", ".join(
-            f"{line['name']} {line['measured']} (expected {line['expected']})" for line in missed
-        )
-        yield fail(
-            f"{host.name}: benchmark: found {figures}; wanted what recipe {site.recipe.name} expects; "
-            "look at the report, or correct `expect`"
-        )
+    kept = host.get_fact(Releases, config_dir=site.data.config_dir)
+    mine = kept.releases.get(site.release_id)
+    passed = mine is not None and mine.history.passed is not None
+    if verdict["ok"]:
+        if mine is not None and not passed:
+            yield FunctionCommand(_passed, (site.release_id,), {})
+        return
+    missed = [line for line in verdict["lines"] if line["verdict"] == "fail"]
+    figures = ", ".join(f"{line['name']} {line['measured']} (expected {line['expected']})" for line in missed)
+    line = (
+        f"{host.name}: benchmark: found {figures}; wanted what recipe {site.recipe.name} expects; "
+        "look at the report, or correct `expect`"
+    )
+    if (
+        mine is None
+        or passed
+        or kept.current != site.release_id
+        or knobs.switched_on(site.data, "keep_failed")
+    ):
+        # What passed once goes on serving: it is the expectation that has changed.
+        yield fail(line)
+    else:
+        back = releases.before(kept, site.release_id)
+
+        def missed_it(state: Any, host: Any) -> bool:
+            report_failure(host, line)
+            return activation.give_back(host, serve.target_of(site), back, "gate", figures)
+
+        missed_it.lines = (line,)  # type: ignore[attr-defined]  # the doctor says them and runs nothing
+        yield FunctionCommand(missed_it, (), {})
+
+
+def _passed(state: Any, host: Any, release: str) -> bool:
+    kept = activation.kept_by(host).releases.get(release)
+    history = kept.history if kept else History()
+    note = History(history.served, activation.now(), None)
+    return activation.put(host, activation.history_path(host, release), note.as_dict())
 
 
 @deploy("benchmark")
 def deploy_benchmark(site: Site) -> None:
-    """The head measures; the figures go into the report of the run."""
+    """The head measures; the figures go into the report of the run. What only old releases needed goes."""
     measured(name="endpoint is measured", site=site)
     judged(name="figures meet the recipe", site=site)
+    cleaning.collected(name="old releases are gone", site=site)

@@ -18,7 +18,7 @@ from pyinfra.api import FactBase, FunctionCommand, StringCommand, deploy, operat
 from sparkstack import daemon_json, differences, docker_settings, knobs
 from sparkstack.docker_settings import DaemonFile
 from sparkstack.errors import SparkstackError
-from tasks import drift, serve, undo
+from tasks import activation, drift, undo
 from tasks.facts import Ask, ServeState
 from tasks.files import Commands, ManagedFile
 from tasks.remote import fail, report_failure, shell
@@ -266,7 +266,7 @@ def _restart(
 ) -> bool:
     """Stop what serves, restart the daemons, start what served. A daemon that does not come back gets the
     file before back. Containers of others that stay stopped are named."""
-    if serving and not serve.stop_ranks(host, site):
+    if serving and not activation.stop_ranks(host, site.hosts):
         return False
     restart = "systemctl reset-failed docker.service; systemctl restart docker.service"
     for rank in due:
@@ -276,7 +276,10 @@ def _restart(
         if stopped := ", ".join(name for name, back in others[rank.name].items() if not back):
             line = f"{rank.name}: docker: the restart stopped {stopped}; start what you still want of these"
             host.log_styled(line, fg="yellow", log_func=logger.warning)
-    return not serving or serve.start_ranks(host, site)
+    try:
+        return not serving or activation.start_ranks(host, site.hosts, site.recipe.serve.ready_timeout_s)
+    except activation.NotReady as error:
+        return report_failure(host, str(error))
 
 
 def _take_back(host: Any, rank: Any, path: str, said: str) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -64,13 +65,20 @@ def examine(site: Site, stages: list[str]) -> None:
     state.check_for_changes = False
     # A host that stops answering is a line of the result; nobody is asked whether to go on.
     state.should_raise_failed_hosts = lambda state: True
-    logger.addHandler(_errors)
     try:
-        _done[host.name] = _examined(site, stages)
+        with hearing(logger):
+            _done[host.name] = _examined(site, stages)
     finally:
         _drop(state, site.host)
     if set(_done) >= {one.name for one in state.activated_hosts}:
         sys.exit(_conclude(site, stages))
+
+
+@contextmanager
+def hearing(log: logging.Logger) -> Iterator[None]:
+    """What pyinfra logs as errors is heard; see `_said`. Hosts are looked at side by side, so it stays."""
+    log.addHandler(_errors)
+    yield
 
 
 def _examined(site: Site, stages: list[str]) -> list[Line]:
@@ -83,14 +91,14 @@ def _examined(site: Site, stages: list[str]) -> list[Line]:
             Line(host.name, "preflight", "sudo", "failed", found.found, found.wanted, found.remedy),
             Line(host.name, "preflight", "everything else", "not checked", "no root rights"),
         ]
-    lines = _guarded("preflight", "facts", lambda: _asked_ahead(site, stages))
+    lines = guarded("preflight", "facts", lambda: _asked_ahead(site, stages))
     if "preflight" in stages:
-        lines += _guarded(
+        lines += guarded(
             "preflight", "facts", lambda: [Line.of_check(one) for one in preflight.judged(site)]
         )
     for stage in stages:
         if stage in DEPLOYS:
-            lines += _guarded(stage, "declaration", lambda stage=stage: _drifts(site, stage))  # type: ignore[misc]
+            lines += guarded(stage, "declaration", lambda stage=stage: drifts(site, stage))  # type: ignore[misc]
     return lines
 
 
@@ -99,7 +107,7 @@ def _asked_ahead(site: Site, stages: list[str]) -> list[Line]:
     return []
 
 
-def _guarded(stage: str, check: str, look: Callable[[], list[Line]]) -> list[Line]:
+def guarded(stage: str, check: str, look: Callable[[], list[Line]]) -> list[Line]:
     """A look that breaks is a line, too: the other stages and hosts are looked at all the same."""
     said: list[str] = []
     around = _said.get(host.name)
@@ -129,18 +137,26 @@ def _words(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _drifts(site: Site, stage: str) -> list[Line]:
+def drifts(site: Site, stage: str) -> list[Line]:
     """The operations of a stage, each as it stands on this host."""
-    state, me = site.host.state, site.host
     DEPLOYS[stage](site)
+    lines = declared_lines(site, stage)
+    _drop(site.host.state, site.host)
+    return lines
+
+
+def declared_lines(site: Site, stage: str) -> list[Line]:
+    """The operations of a stage that are declared on this host, each as it stands there."""
+    state, me = site.host.state, site.host
     lines: list[Line] = []
     for op_hash in me.op_hash_order:
+        if not next(iter(state.op_meta[op_hash].names)).startswith(f"{stage} | "):
+            continue
         operation = state.ops[me][op_hash]
         name = next(iter(state.op_meta[op_hash].names)).removeprefix(f"{stage} | ")
         # Where an operation hangs on another one's change, that one says it.
         if not operation.global_arguments.get("_if"):
-            lines += _guarded(stage, name, lambda o=operation, n=name: _evaluated(site, stage, n, o))  # type: ignore[misc]
-    _drop(state, me)
+            lines += guarded(stage, name, lambda o=operation, n=name: _evaluated(site, stage, n, o))  # type: ignore[misc]
     return lines
 
 

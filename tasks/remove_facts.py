@@ -14,7 +14,17 @@ DATA = ("checkpoints", "downloads")
 PARTS = {
     "install_dir": ("conda", "conda.*", "env", "environment-*.yml", "vllm", "vllm.*"),
     "state_dir": ("build", "jobs", "plans", "results", "wheels", *DATA),
-    "config_dir": ("current", "current.new", "fabric.env", "peer", "releases", "secrets", "ssh"),
+    "config_dir": (
+        "activation.json",
+        "current",
+        "current.new",
+        "fabric.env",
+        "peer",
+        "previous",
+        "releases",
+        "secrets",
+        "ssh",
+    ),
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,27 @@ def note_failure(host: str, line: str) -> None:
     """A failure's line, as it was shown."""
     if _report is not None:
         _report.failures.append(line)
+
+
+def note_not_ready() -> None:
+    """This run's release does not serve, and so far nothing else does."""
+    if _report is not None:
+        _report.endpoint = None
+
+
+def note_serving(
+    head: Any,
+    release: str,
+    about: Mapping[str, Any],
+    measurement: dict[str, Any] | None = None,
+    verdict: dict[str, Any] | None = None,
+) -> None:
+    """Another release than this run's serves: its release.json, and what was measured of it."""
+    if _report is not None:
+        _report.serving = release
+        _report.endpoint, _report.model = about.get("endpoint"), about.get("model")
+        _report.head = None if head.name == "@local" else head.name
+        _report.serving_measurement, _report.serving_verdict = measurement, verdict
 
 
 def note_benchmark(site: Any, measurement: dict[str, Any], verdict: dict[str, Any]) -> None:

@@ -1,28 +1,39 @@
-"""Serving: a release's files on every rank, one unit a rank, activation in rank order by one coordinator."""
+"""Serving: a release's files on every rank, one unit a rank, and the release of this run made to serve."""
 
 from __future__ import annotations
 
 import shlex
-import time
 from typing import Any
 
 from pyinfra import host
 from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
-from sparkstack import machine
-from tasks import drift, image, undo
-from tasks.facts import Completes, ServeState
+from sparkstack import gates, knobs, machine, releases
+from sparkstack.errors import SparkstackError
+from sparkstack.releases import OnHost
+from tasks import activation, drift, image, report
+from tasks.activation import CONTAINER, NotReady, Releases, Stuck, Target
+from tasks.facts import Completes, Json, ServeState
 from tasks.files import Commands
 from tasks.machine import MachineState
 from tasks.operations import managed_files
-from tasks.remote import POLL_SECONDS, fail, progress, report_failure, shell
+from tasks.remote import fail, report_failure, shell
 from tasks.site import UNIT, Site
-
-# What the unit calls its container.
-CONTAINER = "sparkstack-serve"
 
 # A tiny completion takes well under a second; a head that waits for a dead worker answers never.
 COMPLETION_SECONDS = 10
+
+
+def target_of(site: Site) -> Target:
+    """This run's release."""
+    return Target(
+        site.release_id,
+        site.hosts,
+        len(site.hosts),
+        site.image_tag,
+        site.checkpoint_id,
+        site.recipe.serve.ready_timeout_s,
+    )
 
 
 def _states(site: Site) -> list[dict[str, str]]:
@@ -56,12 +67,7 @@ def unit_known() -> Commands:
     elif machine.reload_refused(state):
         host.noop("waits until the ranks are stopped: the container that serves would lose the GPU")
     else:
-        yield StringCommand(_make_known(unit))
-
-
-def _make_known(unit: machine.Unit) -> str:
-    note = undo.did("unit", UNIT, f"{unit.enabled or 'not-found'} {unit.active}")
-    return f"{note} && systemctl daemon-reload && systemctl enable --quiet {UNIT}"
+        yield StringCommand(activation.make_known(unit))
 
 
 @operation()
@@ -69,27 +75,81 @@ def activated(site: Site) -> Commands:
     """Make this release the one that serves, on all ranks, from the head's place in the run.
 
     No-op when on every rank `current` is this release, started with the present fabric.env, the unit is
-    active, and the endpoint answers a completion now. A start of this release that is under way is joined.
+    active, no activation is under way, and the endpoint answers a completion now. A start of this release
+    that is under way is joined. A release that failed before fails the host, unless it is asked for again.
     """
     if not site.is_head:
+        return
+    kept = host.get_fact(Releases, config_dir=site.data.config_dir)
+    if refused := refusal(site, kept):
+        # What was cut off while it went back is brought to its end first.
+        if kept.under_way is not None:
+            drift.differs(f"{site.data.config_dir}/activation.json", "a return that was cut off", "its end")
+            yield FunctionCommand(_finish_return, (site,), {})
+        elif kept.current in kept.releases and host.state.is_executing:
+            activation.note_serving(site.head, str(kept.current), kept.releases[str(kept.current)])
+        yield fail(refused)
         return
     states = _states(site)
     units = [state.get("unit") for state in states]
     if all(_is_this(state, site) for state in states):
-        if set(units) == {"active"} and host.get_fact(
-            Completes,
-            python=site.python,
-            url=site.endpoint,
-            model=site.served_model,
-            seconds=COMPLETION_SECONDS,
-        ):
-            host.noop(f"release {site.release_id} serves on every rank")
+        if set(units) == {"active"} and _completes(site):
+            if kept.under_way is None:
+                host.noop(f"release {site.release_id} serves on every rank")
+            else:
+                drift.differs(f"{site.data.config_dir}/activation.json", "left by a run", "none")
+                yield FunctionCommand(_note_completed, (site,), {})
             return
         if units[0] == "activating" and set(units) <= {"active", "activating"}:
             yield FunctionCommand(_join_start, (site,), {})
             return
     _tell(site, states)
     yield FunctionCommand(_activate, (site,), {})
+
+
+def _completes(site: Site) -> bool:
+    return bool(
+        host.get_fact(
+            Completes,
+            python=site.python,
+            url=site.endpoint,
+            model=site.served_model,
+            seconds=COMPLETION_SECONDS,
+        )
+    )
+
+
+def refusal(site: Site, kept: OnHost) -> str | None:
+    """Why this run's release is not activated: it failed before. None where it may be.
+
+    A gate that was missed is looked at again with what the recipe expects now.
+    """
+    mine = kept.releases.get(site.release_id)
+    failed = mine.history.failed if mine else None
+    if failed is None or knobs.switched_on(site.data, "retry"):
+        return None
+    reason = str(failed.get("reason"))
+    if reason == "gate" and _meets_now(site):
+        return None
+    said = {
+        "rolled back": "which was rolled back by hand",
+        "gate": "which missed what its recipe expects",
+    }.get(reason, "which did not become ready")
+    why = str(failed.get("why") or "")
+    why = f" ({why})" if why and reason == "gate" else ""
+    return (
+        f"{site.head.name}: serve: found release {site.release_id} (recipe {site.recipe.name}), {said} on "
+        f"{failed.get('when')}{why}; wanted one that has not failed; change the recipe, or run with "
+        "--data retry=yes"
+    )
+
+
+def _meets_now(site: Site) -> bool:
+    measurement = site.head.get_fact(Json, path=site.measurement_path)
+    try:
+        return bool(measurement) and gates.judge(measurement, site.recipe.expect).ok
+    except SparkstackError:
+        return False
 
 
 def _tell(site: Site, states: list[dict[str, str]]) -> None:
@@ -110,126 +170,75 @@ def _tell(site: Site, states: list[dict[str, str]]) -> None:
             )
 
 
+def _note_completed(state: Any, host: Any, site: Site) -> bool:
+    return activation.completed(host, site.release_id, None)
+
+
 def _join_start(state: Any, host: Any, site: Site) -> bool:
     """Follow the start that an earlier run began; one that has failed already is begun anew."""
-    if any(_restarts(rank) for rank in site.hosts):
+    if any(activation.restarts(rank) for rank in site.hosts):
         return _activate(state, host, site)
-    return _follow_start(site, f"{host.name} serve")
-
-
-def _missing(rank: Any, site: Site) -> str:
-    """What a rank lacks to start this release, or "": asked before anything is stopped."""
-    config = site.data.config_dir
-    wanted = {
-        f"{config}/releases/{site.release_id}/run": f"test -x {config}/releases/{site.release_id}/run",
-        f"{config}/fabric.env": f"test -f {config}/fabric.env",
-        f"image {site.image_tag}": f"docker image inspect {site.image_tag} >/dev/null 2>&1",
-        f"checkpoint {site.checkpoint_id}": f"test -f {site.checkpoint_dir}/manifest.json",
-    }
-    asks = "; ".join(f"{command} || echo {shlex.quote(what)}" for what, command in wanted.items())
-    ok, text = shell(rank, asks)
-    return ", ".join(text.splitlines()) if ok else "answer"
+    target = target_of(site)
+    try:
+        serves = activation.follow_start(target.ranks, target.ready_seconds)
+    except NotReady as error:
+        return _not_ready(host, site, activation.kept_by(host), str(error))
+    return serves and activation.completed(host, site.release_id, None)
 
 
 def _activate(state: Any, host: Any, site: Site) -> bool:
-    """Stop all ranks (head first), switch `current` on each by one rename, start workers, then the head."""
-    config = site.data.config_dir
-    release = f"{config}/releases/{site.release_id}"
-    for rank in site.hosts:
-        if missing := _missing(rank, site):
+    """Activate this run's release; where it does not become ready, the one before serves again."""
+    kept = activation.kept_by(host)
+    mine = kept.releases.get(site.release_id)
+    if mine is not None and mine.history.failed is not None:
+        # It is tried anew, so it is measured anew.
+        ok, said = shell(host, f"rm -f {shlex.quote(site.measurement_path)} {shlex.quote(site.verdict_path)}")
+        if not ok:
             return report_failure(
-                host,
-                f"{rank.name}: serve: found no {missing}; wanted all of release {site.release_id} "
-                "before the present one stops; run all stages on all hosts",
+                host, f"{host.name}: an old measurement could not be removed; found: {said}"
             )
-    if not stop_ranks(host, site):
+    back = releases.before(kept, site.release_id)
+    try:
+        return activation.activate(host, target_of(site), "deploy", back)
+    except NotReady as error:
+        return _not_ready(host, site, kept, str(error))
+    except Stuck:
+        return False if back is None else activation.give_back(host, target_of(site), back, "stuck", "")
+
+
+def _not_ready(host: Any, site: Site, kept: OnHost, line: str) -> bool:
+    """A release on trial goes back; one that has served before, and was only started again, keeps trying."""
+    report_failure(host, line)
+    report.note_not_ready()
+    way, mine = kept.under_way, kept.releases.get(site.release_id)
+    served = mine is not None and mine.history.served is not None
+    on_trial = kept.current != site.release_id or way is not None or not served
+    if not on_trial or knobs.switched_on(site.data, "keep_failed"):
         return False
-    for rank in site.hosts:
-        if not _known(host, rank):
-            return False
-    for rank in site.hosts:
-        ok, said = shell(
-            rank,
-            f"systemctl reset-failed {UNIT} 2>/dev/null; cp {config}/fabric.env {release}/fabric.env"
-            f" && ln -sfn {release} {config}/current.new && mv -fT {config}/current.new {config}/current",
+    return activation.give_back(
+        host, target_of(site), releases.before(kept, site.release_id), "not ready", line
+    )
+
+
+def _finish_return(state: Any, host: Any, site: Site) -> bool:
+    """Bring the release that shall serve instead of this one back, after a run that was cut off."""
+    kept = activation.kept_by(host)
+    way = kept.under_way
+    name = None if way is None else way.back if way.kind == "deploy" else way.to
+    if name is None or name not in kept.releases:
+        return report_failure(
+            host,
+            f"{host.name}: serve: found no release to go back to; wanted one; run with --data retry=yes",
         )
-        if not ok:
-            return report_failure(host, f"{rank.name}: `current` could not be switched; found: {said}")
-    return start_ranks(host, site)
-
-
-def stop_ranks(host: Any, site: Site) -> bool:
-    """Stop the units of all ranks, the head's first: it stops taking requests before a worker goes."""
-    progress.update(f"{site.head.name} serve", "stop", 0, None, "s", "stopping the ranks")
-    for rank in site.hosts:
-        ok, said = shell(rank, f"systemctl stop {UNIT}")
-        if not ok:
-            return report_failure(host, f"{rank.name}: {UNIT} could not be stopped; found: {said}")
-    return True
-
-
-def start_ranks(host: Any, site: Site) -> bool:
-    """Start the workers' units, then the head's, and wait until the head has answered a completion."""
-    for rank in [*site.hosts[1:], site.head]:
-        ok, said = shell(rank, f"systemctl start --no-block {UNIT}")
-        if not ok:
-            return report_failure(host, f"{rank.name}: {UNIT} could not be started; found: {said}")
-    return _follow_start(site, f"{site.head.name} serve")
-
-
-def _known(host: Any, rank: Any) -> bool:
-    """What `unit_known` left until the ranks are stopped."""
-    state = rank.get_fact(MachineState, packages=[], units=[UNIT])
-    unit = state.unit(UNIT)
-    if not unit.stale and unit.enabled == "enabled":
-        return True
-    if refused := machine.reload_refused(state):
-        return report_failure(host, f"{rank.name}: serve: {refused}")
-    ok, said = shell(rank, _make_known(unit))
-    return ok or report_failure(host, f"{rank.name}: systemd could not read {UNIT} again; found: {said}")
-
-
-def _follow_start(site: Site, label: str) -> bool:
-    """Wait until the head's unit is active; a rank whose unit starts again and again ends the wait."""
-    began = time.monotonic()
-    limit = site.recipe.serve.ready_timeout_s
-    last_line = "docker logs --tail 1 sparkstack-serve 2>/dev/null | cut -c1-160"
-    while True:
-        ok, text = shell(site.head, f"systemctl show -p ActiveState --value {UNIT}; {last_line}; true")
-        if not ok:
-            progress.finish(label)
-            return report_failure(
-                site.head, f"{site.head.name}: serve: the host stopped answering; run again"
-            )
-        state, *said = text.splitlines() or [""]
-        if state == "active":
-            progress.finish(label)
-            return True
-        waited = time.monotonic() - began
-        progress.update(label, "start", waited, limit, "s", said[0] if said else "")
-        restarts = {rank.name: _restarts(rank) for rank in site.hosts}
-        broken = [name for name, count in restarts.items() if count >= 3]
-        if broken or waited > limit:
-            progress.finish(label)
-            name = broken[0] if broken else site.head.name
-            rank = next(rank for rank in site.hosts if rank.name == name)
-            _, journal = shell(
-                rank,
-                f"journalctl -u {UNIT} -n 60 -o cat --no-pager | grep -iE "
-                "'error|exception' | grep -v 'No such container' | tail -n 2 | cut -c1-300; true",
-            )
-            found = " / ".join(journal.split("\n")) or "no error in its journal"
-            return report_failure(
-                site.head,
-                f"{name}: serve: found {found}; wanted a completion within {limit} s; "
-                f"see `journalctl -u {UNIT}` there",
-            )
-        time.sleep(POLL_SECONDS)
-
-
-def _restarts(rank: Any) -> int:
-    ok, text = shell(rank, f"systemctl show -p NRestarts --value {UNIT}")
-    return int(text) if ok and text.strip().isdigit() else 0
+    try:
+        serves = activation.activate(host, Target.of(name, kept.releases[name], site.hosts), "return", None)
+    except NotReady as error:
+        return report_failure(host, str(error))
+    except Stuck:
+        return False
+    if serves:
+        activation.note_serving(host, name, kept.releases[name])
+    return serves
 
 
 @deploy("serve")

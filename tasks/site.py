@@ -9,7 +9,7 @@ import functools
 import getpass
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from pyinfra import host as current_host
 from pyinfra import inventory
 from pyinfra.api.exceptions import PyinfraError
 
-from sparkstack import launch, nccl, recipe, release, topology
+from sparkstack import launch, nccl, recipe, release, releases, topology
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.fabric import FabricPlan, Interface
 from sparkstack.stages import select
@@ -49,6 +49,10 @@ class Site:
     hosts: list[Any]
     recipe: recipe.Recipe
     fabric: FabricPlan
+
+    def at_head(self) -> Site:
+        """The same declaration as the head sees it."""
+        return replace(self, host=self.head, rank=0)
 
     @property
     def data(self) -> Any:
@@ -182,6 +186,9 @@ class Site:
 
     def argv(self, rank: int) -> list[str]:
         """`docker run … vllm serve …` of a rank."""
+        return self._argv(rank, launch.rendezvous_port(self.release_id, self.recipe.serve.port))
+
+    def _argv(self, rank: int, master_port: int) -> list[str]:
         target = self.hosts[rank]
         config = self.data.config_dir
         place = launch.Rank(
@@ -189,6 +196,7 @@ class Site:
             world=len(self.hosts),
             head_address=self.head_fabric_address,
             host_address=nccl.host_address(self.fabric, target.name, management_address(target)),
+            master_port=master_port,
         )
         accelerator = self.data.accelerator
         serve = launch.serve_argv(
@@ -210,7 +218,6 @@ class Site:
             "sparkstack-serve.service.j2",
             config_dir=self.data.config_dir,
             stop_seconds=STOP_SECONDS,
-            start_seconds=self.recipe.serve.ready_timeout_s + 60,
             drop_caches=self.data.drop_caches,
         )
         return ManagedFile.text(f"/etc/systemd/system/{UNIT}", text)
@@ -231,27 +238,41 @@ class Site:
         return release.release_id(
             self.image_id,
             self.checkpoint_id,
-            [self.argv(rank) for rank in ranks],
+            # The port at which the ranks meet is worked out of the id, so it is hashed without it.
+            [self._argv(rank, launch.MASTER_PORT) for rank in ranks],
             [self.recipe.serve.env] * len(self.hosts),
             self.unit_file.content.decode() + "".join(self.ready_script(rank) for rank in ranks),
         )
 
     @property
-    def release_files(self) -> list[ManagedFile]:
-        folder = f"{self.data.config_dir}/releases/{self.release_id}"
-        about = {
-            "format": 1,
+    def about(self) -> dict[str, Any]:
+        """What a release is (release.json): enough to start it, and to compare it, without its recipe."""
+        source = self.recipe.checkpoint.source
+        return {
+            "format": releases.FORMAT,
             "release": self.release_id,
             "recipe": self.recipe.name,
             "rank": self.rank,
             "world": len(self.hosts),
+            "hosts": [host.name for host in self.hosts],
             "image": self.image_tag,
+            "base": self.image_base,
             "checkpoint": self.checkpoint_id,
+            "source": {"repo": source.repo, "revision": source.revision},
+            "transforms": [step["name"] for step in self.transforms],
             "endpoint": self.endpoint,
             "model": self.served_model,
+            "ready_timeout_s": self.recipe.serve.ready_timeout_s,
+            "argv": self.argv(self.rank),
+            "env": releases.env_marks(self.recipe.serve.env),
         }
+
+    @property
+    def release_files(self) -> list[ManagedFile]:
+        folder = f"{self.data.config_dir}/releases/{self.release_id}"
+        about = json.dumps(self.about, indent=1, sort_keys=True)
         return [
-            ManagedFile.text(f"{folder}/release.json", json.dumps(about, indent=1, sort_keys=True) + "\n"),
+            ManagedFile.text(f"{folder}/release.json", about + "\n"),
             ManagedFile.text(f"{folder}/serve.env", launch.env_file(self.recipe.serve.env), "600"),
             ManagedFile.text(f"{folder}/run", launch.run_script(self.argv(self.rank)), "755"),
             ManagedFile.text(f"{folder}/ready", self.ready_script(self.rank), "755"),

@@ -400,7 +400,7 @@ def test_a_changed_option_changes_only_the_release(sparks: list[Spark], tmp_path
     assert new["release"] != old["release"]
     assert (new["image"], new["checkpoint"]) == (old["image"], old["checkpoint"])
     allowed = re.compile(
-        rf"/etc/sparkstack/(releases/{new['release']}/.*|current)"
+        rf"/etc/sparkstack/(releases/{new['release']}/.*|current|previous)"
         rf"|/var/lib/sparkstack/(results|jobs|plans)/.*{new['release']}.*"
     )
     for spark, (files, serving) in zip(sparks, before, strict=True):

@@ -22,6 +22,8 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.context import ctx_host
 
 from sparkstack.machine import Machine
+from sparkstack.releases import OnHost
+from tasks.activation import Releases
 from tasks.docker import Others
 from tasks.machine import MachineState
 
@@ -110,15 +112,32 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     ),
     "stop rank": (rf"systemctl stop {SERVE}", ""),
     "switch rank": (
-        rf"systemctl reset-failed {SERVE} 2>/dev/null; cp (\S+)/fabric\.env (\S+)/fabric\.env && "
-        r"ln -sfn \2 \1/current\.new && mv -fT \1/current\.new \1/current",
+        rf"systemctl reset-failed {SERVE} 2>/dev/null; "
+        r"\{ (test -f \S+ \|\| )?cp (\S+)/fabric\.env (\S+)/fabric\.env; \}"
+        r"( && ln -sfn \.\./\S+ \3/previous\.new && mv -fT \3/previous\.new \3/previous"
+        r" && \{ \[ -L \2/previous \] \|\| ln -s current/previous \2/previous; \})?"
+        r" && find \3 -type f -exec sync \{\} \+ && sync \3"
+        r" && ln -sfn \3 \2/current\.new && mv -fT \2/current\.new \2/current && sync \2",
         "",
     ),
+    "leave rank out": (
+        rf"systemctl reset-failed {SERVE} 2>/dev/null; rm -f (\S+)/current && sync \1",
+        "",
+    ),
+    "drop activation": (r"rm -f \S+/activation\.json", ""),
+    "drop measurement": (r"rm -f \S+/measurement\.json \S+/verdict\.json", ""),
     "know unit": (rf"\( .* \) && systemctl daemon-reload && systemctl enable --quiet {SERVE}", ""),
     "start rank": (rf"systemctl start --no-block {SERVE}", ""),
     "state of rank": (rf"systemctl show -p ActiveState --value {SERVE}; docker logs .*; true", None),
     "restarts of rank": (rf"systemctl show -p NRestarts --value {SERVE}", None),
     "journal of rank": (rf"journalctl -u {SERVE} -n 60 .*; true", None),
+    # cleaning.py
+    "remove release's part": (
+        r"docker image inspect (\S+) .* docker image rm \1 .*|\[ -e \S+/undo/did/image/.* docker image rm .*"
+        r"|rm -f \S+/manifest\.json && rm -rf .*|rm -rf \S+/downloads/.*"
+        r"|rm -rf \S+/results/.* && rm -rf \S+/releases/\S+",
+        "",
+    ),
     # undo.py, remove.py
     "note deed": (DID, ""),
     "end serving": (rf"systemctl stop {SERVE} && \{{ systemctl reset-failed {SERVE} .*; \}}", ""),
@@ -190,8 +209,8 @@ class FakeHost:
         self.noops: list[str] = []
 
     def get_fact(self, fact: type, **arguments: Any) -> Any:
-        # Unless a test says otherwise, nobody's container runs, or uses the GPU.
-        quiet = {MachineState: Machine(), Others: {}}
+        # Unless a test says otherwise, nobody's container runs, or uses the GPU, and no release is kept.
+        quiet = {MachineState: Machine(), Others: {}, Releases: OnHost()}
         value = self.facts.get(fact, quiet[fact]) if fact in quiet else self.facts[fact]
         return value(**arguments) if callable(value) else value
 

@@ -20,9 +20,9 @@ from fake_host import FakeHost, commands_of
 from pyinfra.api import StringCommand
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
-from sparkstack import topology
+from sparkstack import releases, topology
 from sparkstack.recipe import load_recipe
-from tasks import remote, serve, share
+from tasks import activation, remote, serve, share
 from tasks.facts import Completes, FileStates, Json, Survey, Text
 from tasks.files import ManagedFile
 from tasks.operations import managed_files
@@ -378,7 +378,7 @@ def test_what_a_rank_lacks(
         path.parent.mkdir(parents=True, exist_ok=True)
         if name not in absent:
             path.touch(0o755)
-    rank = Local("spark-1")
+    rank = Local("spark-1", config_dir=str(tmp_path), state_dir=str(tmp_path / "state"))
     images = "none" if "image" in absent else site.image_tag
     rank.path = tools(docker=f'[ "$*" = "image inspect {images}" ] && echo [] || {{ echo no >&2; exit 1; }}')
     says = {
@@ -387,11 +387,12 @@ def test_what_a_rank_lacks(
         "manifest.json": f"checkpoint {site.checkpoint_id}",
         "image": f"image {site.image_tag}",
     }
-    assert serve._missing(rank, site) == ", ".join(says[name] for name in absent)
+    assert activation.missing(rank, serve.target_of(site)) == ", ".join(says[name] for name in absent)
     run.parent.mkdir(exist_ok=True)
     run.touch()
     run.chmod(0o644)
-    assert serve._missing(rank, site).startswith(str(run))  # it must be one that systemd can execute
+    # It must be one that systemd can execute.
+    assert activation.missing(rank, serve.target_of(site)).startswith(str(run))
 
 
 @pytest.mark.parametrize(("body", "answer"), [("exit 0", True), ("echo found no answer >&2; exit 1", False)])
@@ -475,3 +476,54 @@ def test_a_connection_that_ends_while_writing_lands_nothing(tmp_path: Path, came
     assert (done.returncode, path.read_text()) == (1, "old\n")
     assert came == 6 or done.stderr.startswith(f"{path}: found a part of it only; wanted to write it; ")
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_switches_a_release_and_what_reads_it(sites: Callable[..., list[Site]], tmp_path: Path) -> None:
+    """One rename moves `current` and `previous`; the fact reads what is there, a broken file included."""
+    rank = Local("spark-1", config_dir=str(tmp_path))
+    (tmp_path / "fabric.env").write_text("A=1\n")
+    for name in ("aa", "bb"):
+        (tmp_path / "releases" / name).mkdir(parents=True)
+        about = tmp_path / "releases" / name / "release.json"
+        about.write_text('{\n "format": 2,\n "recipe": "a b|c"\n}\n')
+
+    def switch(name: str, kind: Any, back: str | None) -> None:
+        target = activation.Target(name, [rank], 1, "i", "c", 9)
+        systemctl = "systemctl() { :; }\n"
+        sh(systemctl + activation._switch(rank, target, kind, back))
+
+    def found() -> releases.OnHost:
+        kept: releases.OnHost = ask(activation.Releases, config_dir=str(tmp_path))
+        return kept
+
+    assert ask(activation.Releases, config_dir=f"{tmp_path}/none") == releases.OnHost()
+    switch("aa", "deploy", None)
+    assert found().current == "aa" and found().releases["aa"].previous is None
+    assert not (tmp_path / "previous").is_symlink()
+    switch("bb", "deploy", "aa")
+    assert [(tmp_path / name).resolve().name for name in ("current", "previous")] == ["bb", "aa"]
+    # A return leaves everything as it was before, and a release that comes back has what it ran with.
+    (tmp_path / "fabric.env").write_text("A=2\n")
+    (tmp_path / "releases/bb/history.json").write_text('{"failed": {"reason": "gate"},\n "passed": "x"}')
+    (tmp_path / "activation.json").write_text('{"kind": "return", "to": "aa", "back": null}')
+    switch("aa", "return", None)
+    assert (tmp_path / "releases/aa/fabric.env").read_text() == "A=1\n"
+    assert not (tmp_path / "previous").exists()
+    kept = found()
+    assert kept.current == "aa" and kept.under_way == releases.Activation("return", "aa", None)
+    assert kept.releases["bb"].previous == "aa" and kept.releases["bb"].about["recipe"] == "a b|c"
+    assert kept.releases["bb"].history == releases.History(None, "x", {"reason": "gate"})
+    assert kept.releases["aa"].activated > 10**9
+    (tmp_path / "releases/aa/previous").symlink_to("../gone")
+    switch("aa", "return", None)
+    assert found().releases["aa"].previous == "gone"
+    switch("aa", "rollback", "bb")
+    assert (tmp_path / "previous").resolve().name == "bb"
+    switch("aa", "deploy", None)
+    assert (tmp_path / "releases/aa/fabric.env").read_text() == "A=2\n"
+    # A rank that is no part of a release has no current one.
+    alone = activation.Target("aa", [Local("spark-0"), rank], 1, "i", "c", 9)
+    sh("systemctl() { :; }\n" + activation._switch(rank, alone, "deploy", None))
+    (tmp_path / "releases/bb/release.json").write_text("{")
+    (tmp_path / "activation.json").write_text("{")
+    assert found().current is None and set(found().releases) == {"aa"} and found().under_way is None

@@ -10,7 +10,7 @@ import pytest
 from fake_host import commands_of
 from pyinfra.context import ctx_host
 
-from tasks import benchmark, checkpoint, fabric, image, preflight, serve, share
+from tasks import benchmark, checkpoint, cleaning, fabric, image, preflight, serve, share
 from tasks.site import Site
 
 Sites = Callable[..., list[Site]]
@@ -24,6 +24,7 @@ HEADS = [
     serve.activated,
     benchmark.measured,
     benchmark.judged,
+    cleaning.collected,
 ]
 WORKERS = [image.received, checkpoint.received]
 
@@ -59,7 +60,11 @@ def test_what_is_another_hosts_asks_and_does_nothing(sites: Sites, operation: An
                 "share is closed",
             ],
         ),
-        (benchmark, "deploy_benchmark", ["endpoint is measured", "figures meet the recipe"]),
+        (
+            benchmark,
+            "deploy_benchmark",
+            ["endpoint is measured", "figures meet the recipe", "old releases are gone"],
+        ),
     ],
     ids=lambda value: value.__name__ if isinstance(value, ModuleType) else "",
 )
@@ -68,7 +73,7 @@ def test_every_host_has_the_same_operations(
 ) -> None:
     declared: list[str] = []
     for operation in [*HEADS, *WORKERS, preflight.checks_pass]:
-        for module in (stage, share):
+        for module in (stage, share, cleaning):
             if getattr(module, operation.__name__, None) is operation:
                 monkeypatch.setattr(module, operation.__name__, lambda name, site: declared.append(name))
     for site in sites(2):

@@ -10,7 +10,7 @@ import pytest
 from fake_host import commands_of, follow, kind_of
 
 from sparkstack.machine import Machine, Unit
-from tasks import remote, serve
+from tasks import activation, remote, serve
 from tasks.facts import Completes, ServeState
 from tasks.machine import MachineState
 from tasks.site import UNIT, Site
@@ -64,7 +64,9 @@ def test_units_that_are_active_without_a_completion_are_started_anew(sites: Site
     head.host.answers, worker.host.answers = {STATE: "active"}, {}
     assert follow(commands_of(serve.activated, head.host, head), head.host)
     assert head.host.noops == []
-    assert head.host.kinds() == [LACKS, "stop rank", "switch rank", "start rank", STATE]
+    assert head.host.kinds() == [
+        LACKS, "write", "stop rank", "switch rank", "start rank", STATE, "write", "drop activation"
+    ]  # fmt: skip
     assert worker.host.kinds() == [LACKS, "stop rank", "switch rank", "start rank"]
 
 
@@ -76,7 +78,7 @@ def test_a_start_that_is_under_way_is_joined(sites: Sites, of_the_worker: str) -
     head.host.answers = {STATE: ["activating", "active"], RESTARTS: "0"}
     worker.host.answers = {RESTARTS: "0"}
     assert follow(commands_of(serve.activated, head.host, head), head.host)
-    assert head.host.kinds() == [RESTARTS, STATE, RESTARTS, STATE]
+    assert head.host.kinds() == [RESTARTS, STATE, RESTARTS, STATE, "write", "drop activation"]
     assert worker.host.kinds() == [RESTARTS]
 
 
@@ -108,7 +110,8 @@ def test_a_start_of_something_else_is_not_joined(sites: Sites, change: dict[str,
     head.host.facts[ServeState]["unit"] = "activating"
     head.host.answers = {STATE: "active"}
     assert follow(commands_of(serve.activated, head.host, head), head.host)
-    assert head.host.kinds()[:2] == worker.host.kinds()[:2] == [LACKS, "stop rank"]
+    assert head.host.kinds()[:3] == [LACKS, "write", "stop rank"]
+    assert worker.host.kinds()[:2] == [LACKS, "stop rank"]
 
 
 def test_a_head_that_serves_while_a_worker_starts_is_not_joined(sites: Sites) -> None:
@@ -117,7 +120,7 @@ def test_a_head_that_serves_while_a_worker_starts_is_not_joined(sites: Sites) ->
     in_states(ranks, unit="activating")
     head.host.answers = {STATE: "active"}
     assert follow(commands_of(serve.activated, head.host, head), head.host)
-    assert head.host.kinds()[:2] == [LACKS, "stop rank"]
+    assert head.host.kinds()[:3] == [LACKS, "write", "stop rank"]
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -161,13 +164,14 @@ def test_stop_all_switch_all_start_workers_first(sites: Sites, monkeypatch: Any)
         order.append((host.name, kind_of(command)))
         return shell(host, command, stdin)
 
-    monkeypatch.setattr(serve, "shell", listen)
+    monkeypatch.setattr(activation, "shell", listen)
     head.host.answers = {STATE: ["activating\nLoading weights", "active"], RESTARTS: "0"}
     worker.host.answers = {RESTARTS: "0"}
     assert follow(commands_of(serve.activated, head.host, head), head.host)
     assert order == [
         ("spark-1", LACKS),
         ("spark-2", LACKS),
+        ("spark-1", "write"),
         ("spark-1", "stop rank"),
         ("spark-2", "stop rank"),
         ("spark-1", "switch rank"),
@@ -178,6 +182,8 @@ def test_stop_all_switch_all_start_workers_first(sites: Sites, monkeypatch: Any)
         ("spark-1", RESTARTS),
         ("spark-2", RESTARTS),
         ("spark-1", STATE),
+        ("spark-1", "write"),
+        ("spark-1", "drop activation"),
     ]
     for rank in ranks:
         (switched,) = [line for line in rank.host.heard if kind_of(line) == "switch rank"]
@@ -206,11 +212,13 @@ def test_a_rank_that_starts_again_and_again_ends_the_wait(sites: Sites) -> None:
     head.host.answers = {STATE: "activating", RESTARTS: "0"}
     worker.host.answers = {RESTARTS: ["0", "3"], JOURNAL: "ValueError: no such model"}
     assert not follow(commands_of(serve.activated, head.host, head), head.host)
-    (line,) = head.host.shown
-    assert line == (
+    assert head.host.shown == [
         "spark-2: serve: found ValueError: no such model; wanted a completion within 600 s; "
-        "see `journalctl -u sparkstack-serve.service` there"
-    )
+        "see `journalctl -u sparkstack-serve.service` there",
+        f"spark-1: serve: found no release before {head.release_id} to go back to; wanted one; "
+        "serving is stopped",
+    ]
+    assert [rank.host.kinds().count("stop rank") for rank in ranks] == [2, 2]
 
 
 def test_no_completion_in_time(sites: Sites) -> None:
@@ -218,7 +226,7 @@ def test_no_completion_in_time(sites: Sites) -> None:
     in_states([site], release="older")
     site.host.answers = {STATE: "activating", RESTARTS: "0", JOURNAL: ""}
     assert not follow(commands_of(serve.activated, site.host, site), site.host)
-    (line,) = site.host.shown
+    line, _ = site.host.shown
     assert line.startswith(
         "spark-1: serve: found no error in its journal; wanted a completion within 600 s; "
     )
@@ -277,7 +285,7 @@ def test_the_reload_that_waited_comes_after_the_stop(sites: Sites) -> None:
     site.host.facts[MachineState] = lambda **_: stopped if "stop rank" in site.host.kinds() else STALE
     site.host.answers = {STATE: "active", RESTARTS: "0"}
     assert follow(commands_of(serve.activated, site.host, site), site.host)
-    assert site.host.kinds()[:5] == ["lacks", "stop rank", "know unit", "switch rank", "start rank"]
+    assert site.host.kinds()[2:6] == ["stop rank", "know unit", "switch rank", "start rank"]
 
 
 @pytest.mark.parametrize(

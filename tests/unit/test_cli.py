@@ -1,7 +1,9 @@
 # ruff: noqa: E501 -- a message is compared with the whole line that a user reads
 import json
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -81,3 +83,58 @@ def test_an_unknown_recipe_is_one_line() -> None:
 def test_the_lab_is_a_command() -> None:
     assert "lab" in run("--help").output
     assert run("lab", "--help").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "more"),
+    [
+        (
+            ("recipe", "plan", "lab-tiny", "@local", "--only", "serve"),
+            "plan.py",
+            ["--data", 'recipe="lab-tiny"', "--data", 'only="serve"'],
+        ),
+        (("release", "list", "@local"), "releases.py", []),
+    ],
+)
+def test_what_asks_hosts_is_a_script_of_pyinfra(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], script: str, more: list[str]
+) -> None:
+    seen: list[list[str]] = []
+    answers = [("the plan\n", "noise", 1), ("", "pyinfra error: why", 1), ("well\n", "", 0)]
+
+    def played(command: list[str], **how: Any) -> Any:
+        seen.append(command)
+        out, err, code = answers.pop(0)
+        return subprocess.CompletedProcess(command, code, out, err)
+
+    monkeypatch.setattr(subprocess, "run", played)
+    failed, broken, good = run(*words), run(*words), run(*words)
+    assert (failed.stdout, failed.stderr, failed.exit_code) == ("the plan\n", "", 1)
+    assert (broken.stderr, broken.exit_code) == ("pyinfra error: why", 1)
+    assert (good.stdout, good.exit_code) == ("well\n", 0)
+    assert seen[0][1:] == ["@local", script, "-y", *more]
+
+
+def test_an_inventory_that_is_not_there_is_one_line() -> None:
+    result = run("recipe", "plan", "lab-tiny", "inventories/mien.py")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "inventory: found 'inventories/mien.py'; wanted a file; see inventories/ for examples\n"
+    )
+
+
+def test_flags_behind_two_dashes_win(tmp_path: Path) -> None:
+    words = ("recipe", "render", "lab-tiny", "--recipes", str(RECIPES), "--")
+    text = run(*words, "--max-model-len", "77", "--port", "9001", "--enable-x").stdout
+    assert "--max-model-len \\\n  77 " in text and "--port \\\n  9001 " in text and "--enable-x" in text
+    assert "1024" not in text
+    result = run(*words, "a", "--nnodes", "3", "--port", "no")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-3:] == [
+        "--: found 'a'; wanted the engine's flags; write --flag value",
+        "--: found the flag --nnodes; wanted it only from the inventory; remove it",
+        "--: found port 'no'; wanted 1 to 65535; correct it",
+    ]
+    foreign = tmp_path / "x.yaml"
+    foreign.write_text("model: a/b\nruntime: sglang\ncontainer: c:1\ncommand: sglang serve --a 1\n")
+    assert "sglang serve --a 1 --b 2\n" in run("recipe", "render", str(foreign), "--", "--b", "2").stdout

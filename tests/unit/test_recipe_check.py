@@ -714,4 +714,3 @@ def test_render_and_deploy_agree_on_the_unit() -> None:
     # Read as text: importing the tasks would start pyinfra.
     site = (ROOT / "tasks" / "site.py").read_text(encoding="utf-8")
     assert f"\nSTOP_SECONDS = {STOP_SECONDS}\n" in site
-    assert "start_seconds=self.recipe.serve.ready_timeout_s + 60," in site

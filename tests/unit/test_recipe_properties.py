@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkstack import conversion, flags, launch, placeholders, shell_words, yamlfile
+from sparkstack.check import check
+from sparkstack.community import ExecutorConfig, RecipeV1, RecipeV2
 from sparkstack.native import Recipe
 from sparkstack.recipe_cli import written
 from sparkstack.recipe_fields import DERIVED_OPTIONS
@@ -211,3 +215,71 @@ def test_no_text_breaks_the_reading_of_a_command(command: str) -> None:
 def test_no_values_break_the_reading_of_a_recipe(value: dict[str, Any], version: str) -> None:
     found = read(value, version)
     assert found.launch is not None or found.findings
+
+
+# Whatever stands in a file, `check` has findings, never a traceback.
+
+BASES: dict[str, dict[str, Any]] = {
+    "1": {"name": "x", "model": "a/b", "container": "c:1", "command": "vllm serve {model} --port {port}"},
+    "2": {"model": "a/b", "container": "c:1"},
+    "3": {
+        "name": "x",
+        "model": "a/b",
+        "checkpoint": {"source": {"repo": "a/b", "revision": "0" * 40}},
+        "image": {"base": "c"},
+        "serve": {},
+        "budget": {"memory_gib": 1, "disk_gib": 1},
+    },
+}
+KEYS = sorted({*RecipeV1.model_fields, *RecipeV2.model_fields, *Recipe.model_fields})
+INNER = sorted(
+    {"tensor_parallel", "port", "source", "options", "env", "plugin", "reshard", "model_vram", "streams"}
+    | set(ExecutorConfig.model_fields)
+)
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 10**19) | st.floats() | st.dates() | st.sampled_from(
+        ["", "two", "8B", "vllm serve 'x", "vllm serve m -- a --tp 2 -O3", "{a} $B {{x}}", "--", "auto"]
+    ),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(INNER), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from("123"),
+    st.dictionaries(st.sampled_from(KEYS), ANY, max_size=6),
+    st.sampled_from([0, 2]),
+)
+def test_check_never_raises(tmp_path: Path, version: str, value: dict[str, Any], nodes: int) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(yaml.safe_dump({**BASES[version], **value, "recipe_version": version}))
+    found = check(path, nodes or None)
+    assert found.verdict() and all(str(finding) for finding in found.findings)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"executor_config": {"privileged": True}},
+        {"min_nodes": "two"},
+        {"max_nodes": [1]},
+        {"benchmark": 3},
+        {"metadata": 1},
+        {"model_revision": 5},
+        {"mode": 7},
+        {"runtime": 3},
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_a_key_of_the_other_format_is_told_and_has_no_effect(tmp_path: Path, foreign: dict[str, Any]) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(yaml.safe_dump({**BASES["1"], "recipe_version": "1"}))
+    plain = check(path)
+    path.write_text(yaml.safe_dump({**BASES["1"], "recipe_version": "1", **foreign}))
+    found = check(path)
+    (key,) = foreign
+    assert [one.code for one in found.findings].count("unknown-key") == 1
+    assert plain.launch is not None and found.launch is not None
+    assert found.launch.recipe == plain.launch.recipe
+    assert any(f"unknown key {key!r}" in str(one) for one in found.findings)

@@ -125,5 +125,5 @@ def release_id(
     )
 
 
-TRANSFORM_VERSIONS = {"register_mtp": 1, "reshard": 1}
+TRANSFORM_VERSIONS = {"register_mtp": 1, "reshard": 2}
 """Raised when a transform's product changes: the package `onhost` has the code, and a test compares."""

@@ -18,11 +18,12 @@ from onhost.files import fsync_path, fsync_tree, need_space, write_json
 from onhost.jobs import Job
 from onhost.plan import JobError
 from onhost.staging import manifest as manifests
+from onhost.staging.catalog import View, catalog_of
+from onhost.staging.chain import apply_steps, chain, folder_view
 from onhost.staging.download import download, forget
 from onhost.staging.hub import HubFile, Metadata, Source
 from onhost.staging.manifest import MANIFEST, Manifest
-from onhost.staging.model_index import View
-from onhost.staging.transforms import apply_steps, folder_view, read_steps
+from onhost.staging.transforms import read_steps
 
 
 def build(job: Job) -> dict[str, Any]:
@@ -39,8 +40,7 @@ def build(job: Job) -> dict[str, Any]:
         for left in [partial, *checkpoints.glob(f"{id}.partial.step*")]:
             _remove(left)  # a transform takes minutes and starts afresh; the download beside it goes on
         view = download(job, source, plan.path("downloads_dir"))
-        new = sum(step.space(view) for step in steps)
-        need_space(checkpoints, new, "the transformed files")
+        need_space(checkpoints, chain(catalog_of(view), steps, {}).written, "the transformed files")
         apply_steps(view, steps, partial, job.progress)
         manifest = _seal(job, id, partial, view, source, [step.described() for step in steps])
         publish(partial, checkpoints / id, manifest)

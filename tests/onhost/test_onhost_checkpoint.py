@@ -19,7 +19,7 @@ from spark import REPO, Host
 
 from lab.hub import Hub
 from onhost import jobs
-from onhost.staging import checkpoint, download, manifest, ranged, transforms
+from onhost.staging import chain, checkpoint, download, manifest, ranged
 
 STEPS = ({"name": "register_mtp"}, {"name": "reshard", "max_shard_bytes": 600})
 
@@ -56,7 +56,7 @@ def test_makes_a_checkpoint(host: Host, hub: Hub) -> None:
     assert found.raw["source"] == {"repo": REPO, "revision": revision_of(REPO)}
     assert found.raw["transforms"] == [
         {"name": "register_mtp", "version": 1},
-        {"name": "reshard", "version": 1, "max_shard_bytes": 600},
+        {"name": "reshard", "version": 2, "max_shard_bytes": 600},
     ]
     assert found.raw["format"] == 1
     assert found.raw["bytes"] == sum(file["size"] for file in found.raw["files"].values())
@@ -66,18 +66,18 @@ def test_makes_a_checkpoint(host: Host, hub: Hub) -> None:
     assert weights == {**FIRST, **SECOND, **EXTRA}
     assert leftovers(host) == [".abc123.lock", "abc123"]
     stages = list(dict.fromkeys(line["stage"] for line in host.progress(plan)))
-    assert stages == ["list", "download", "register_mtp", "reshard", "compare", "verify"]
+    assert stages == ["list", "download", "transform", "verify"]
     downloads = [line for line in host.progress(plan) if line["stage"] == "download"]
     assert downloads[-1]["done"] == downloads[-1]["total"] == sum(map(len, model_files().values()))
     home = host.downloads / "org--tiny"
     revision = revision_of(REPO)
     assert sorted(p.name for p in home.iterdir()) == [revision, f"{revision}.hub-metadata.json"]
-    assert transforms.folder_view(home / revision_of(REPO)).keys() == model_files().keys()
+    assert chain.folder_view(home / revision_of(REPO)).keys() == model_files().keys()
 
 
 def test_without_transforms_the_files_are_the_hubs(host: Host, hub: Hub) -> None:
     assert host.run(host.checkpoint_plan(hub))["ok"]
-    made = transforms.folder_view(host.checkpoints / "abc123")
+    made = chain.folder_view(host.checkpoints / "abc123")
     del made["manifest.json"]
     assert {name: path.read_bytes() for name, path in made.items()} == model_files()
 
@@ -150,7 +150,7 @@ def test_a_kill_in_the_middle_of_a_download(host: Host, hub: Hub) -> None:
     assert manifest.faults(host.checkpoints / "abc123", manifest.read(host.checkpoints / "abc123")) == []
 
 
-@pytest.mark.parametrize("at", ["onhost.staging.transforms:link_or_copy", "onhost.staging.reshard:write_file",
+@pytest.mark.parametrize("at", ["onhost.staging.outputs:link_or_copy", "onhost.staging.chain:check_written",
                                 "onhost.staging.manifest:hash_files", "onhost.staging.checkpoint:fsync_tree",
                                 "onhost.staging.checkpoint:write_json"])  # fmt: skip
 def test_a_kill_after_the_download(host: Host, hub: Hub, at: str) -> None:

@@ -19,7 +19,7 @@ from spark import Host
 from onhost import share as sharing
 from onhost.files import sha256_of, write_json
 from onhost.staging import fetch, manifest, ranged
-from onhost.staging.transforms import folder_view
+from onhost.staging.chain import folder_view
 
 TOKEN = "s3cret-share-token"
 

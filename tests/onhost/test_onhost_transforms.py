@@ -11,9 +11,9 @@ from making import EXTRA, FIRST, SECOND, Content, Silent, contents, index, model
 from making import write_repo as repo
 
 from onhost.plan import JobError, Plan
-from onhost.staging import reshard
-from onhost.staging import safetensors as safetensors_file
-from onhost.staging.transforms import TRANSFORMS, apply_steps, folder_view, read_steps
+from onhost.staging import outputs
+from onhost.staging.chain import apply_steps, folder_view
+from onhost.staging.transforms import TRANSFORMS, read_steps
 
 REGISTER = {"name": "register_mtp"}
 INDEX = "model.safetensors.index.json"
@@ -100,7 +100,7 @@ def test_register_without_an_index_does_nothing(tmp_path: Path) -> None:
         ({INDEX: index({"a": "gone.safetensors"})}, "found gone.safetensors missing though"),
         ({INDEX: index({"a": "model_extra_tensors.safetensors"})}, "found no tensor a in model_extra"),
         ({INDEX: b"{"}, f"found {INDEX} that is not JSON"),
-        ({INDEX: b"[]"}, f"found {INDEX} without a weight_map"),
+        ({INDEX: b"[]"}, f"found list in {INDEX}"),
         ({INDEX: b'{"weight_map": {"a": 1}}'}, "a file name that is no string"),
         ({"model_extra_tensors.safetensors": b"PK"}, "only 2 bytes in model_extra_tensors.safetensors"),
     ],
@@ -208,17 +208,14 @@ def test_order_does_not_matter(tmp_path: Path, limit: int) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "src", "two"]
 
 
-def test_a_bad_copy_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = safetensors_file.write_file
+def test_a_bad_write_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = outputs.write_all
 
-    def spoil(path: Path, *rest: object) -> None:
-        write(path, *rest)  # type: ignore[arg-type]
-        blob = bytearray(path.read_bytes())
-        blob[-1] ^= 1
-        path.write_bytes(blob)
+    def spoil(handle: int, data: bytes) -> None:
+        write(handle, data.replace(b"[16,16]", b"[8,32] "))
 
-    monkeypatch.setattr(reshard, "write_file", spoil)
-    with pytest.raises(JobError, match="differing from its source; wanted equal bytes"):
+    monkeypatch.setattr(outputs, "write_all", spoil)
+    with pytest.raises(JobError, match=r"found another header in .* than was written; wanted the same"):
         apply(repo(tmp_path / "src", model_files()), tmp_path / "out", cut(600))
 
 

@@ -45,9 +45,12 @@ def fsync_tree(folder: Path) -> None:
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Writes a file that is either the old one or the new one, also after a power cut."""
+    """Writes a file that is either the old one or the new one, also after a power cut.
+
+    One writer at a time: the temporary name is always the same, so that a killed writer's is used again.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(handle, "wb") as out:

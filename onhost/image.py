@@ -20,7 +20,7 @@ from onhost.files import CHUNK
 from onhost.jobs import Job
 from onhost.plan import JobError
 from onhost.staging.openers import plain_opener
-from onhost.staging.ranged import Transfer
+from onhost.staging.transfer import Transfer
 
 SOCKET = "/var/run/docker.sock"
 STALL = 120.0  # s without a word; a daemon that extracts a layer of gigabytes is silent for long

@@ -129,7 +129,7 @@ def run(plan: Plan) -> int:
             return _run_locked(Job(name, plan, folder, Progress(sys.stderr), threading.Event()), KINDS[kind])
     except Held as held:
         print(
-            f"found {name} running already ({held}); wanted one at a time; follow it in {folder}",
+            f"found {name} running already; wanted one at a time; follow it in {folder} ({held})",
             file=sys.stderr,
         )
         return 1

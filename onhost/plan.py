@@ -74,6 +74,13 @@ class Plan:
             raise self._bad(key, "a number above zero")
         return float(value)
 
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self.data.get(key, default)
+        if not isinstance(value, bool):
+            raise self._bad(key, "true or false")
+        return value
+
     def sub(self, key: str) -> Plan:
         """An object within."""
         value = self.data.get(key)

@@ -22,8 +22,8 @@ from onhost.jobs import Job
 from onhost.plan import JobError
 from onhost.staging import manifest as manifests
 from onhost.staging.openers import httpx_opener
-from onhost.staging.ranged import Fetcher, no_admission, nobody_waits
-from onhost.staging.safetensors import LONGEST_HEADER, FormatError
+from onhost.staging.ranged import Fetcher, nobody_waits
+from onhost.staging.safetensors import Header, header_length, parse_header, prefix_of
 from onhost.staging.source import HubFile, Metadata, Source
 from onhost.staging.transfer import Body, Transfer, Wanted
 
@@ -70,6 +70,7 @@ class Origin:
         self._metadata = metadata
         self._lock = threading.Lock()
         self.files = _allowed(metadata.files, source)
+        self.fresh: set[str] = set()  # verified in this run
 
     def look(self, job: Job, names: Iterable[str] | None = None, distrust: bool = False) -> set[str]:
         """The names (of all files, or of `names`) that are here whole.
@@ -96,6 +97,7 @@ class Origin:
                 path = self.folder / name
                 if (path in hashes and hashes[path] == file.sha256) or file.fault(path) is None:
                     verified[name] = _stamp(path)
+                    self.fresh.add(name)
                 else:
                     path.unlink()
                     verified.pop(name, None)
@@ -131,6 +133,7 @@ class Origin:
     def _note(self, name: str) -> None:
         """A file has arrived and was verified: the next run need not hash it."""
         with self._lock:
+            self.fresh.add(name)
             self._metadata.verified[name] = _stamp(self.folder / name)
             self._metadata.save(self.source)
 
@@ -149,9 +152,18 @@ class Origin:
         """Bytes on the disk of files that have begun to come."""
         return sum(part.stat().st_blocks * 512 for part in self.parts.glob("*.part"))
 
-    def tidy(self) -> None:
-        """Removes what only downloading needed."""
-        shutil.rmtree(self.parts, ignore_errors=True)
+
+
+def tidy(source: Source, downloads: Path, keep_files: bool) -> None:
+    """Removes what only a job's work needed; without `keep_files` the files, too."""
+    folder = downloads / source.repo.replace("/", "--") / source.revision
+    for path in (
+        folder.with_name(f"{source.revision}.parts"),
+        folder.with_name(f"{source.revision}.headers"),
+        *(() if keep_files else (folder,)),
+    ):
+        shutil.rmtree(path, ignore_errors=True)
+    folder.with_name(f".{source.revision}.hub-metadata.json.tmp").unlink(missing_ok=True)  # of a killed run
 
 
 class Downloads:
@@ -164,8 +176,6 @@ class Downloads:
         self,
         files: Iterable[Wanted],
         on_bytes: OnBytes,
-        *,
-        admit: Callable[[Wanted], None] = no_admission,
         on_whole: Callable[[Wanted], None] = nobody_waits,
     ) -> None:
         """Fetches files in their order, each verified and noted as such before `on_whole` hears of it.
@@ -173,29 +183,46 @@ class Downloads:
         JobError with one line for what the hub refuses, a full disk, a stall, wrong content.
         """
         with self._fetcher(on_bytes) as fetcher:
-            fetcher.fetch(files, admit=admit, on_whole=on_whole)
+            fetcher.fetch(files, on_whole=on_whole)
 
-    def headers(self, origin: Origin, names: Iterable[str]) -> None:
-        """Brings the headers of weight files that are not here, without their data; kept for later runs."""
-        todo = [name for name in names if not origin.header_path(name).exists()]
-        if not todo:
-            return
-        self._job.progress.stage("headers", len(todo), "files", origin.source.repo)
-        with self._fetcher(ignore_bytes) as fetcher:
+    def headers(self, origin: Origin, names: Iterable[str], keep: bool) -> dict[str, Header]:
+        """The headers of weight files, from the files that are here and from the hub without their data.
 
-            def one(name: str) -> None:
-                write_atomic(origin.header_path(name), _prefix(fetcher, origin.wanted(name)))
-                self._job.progress.add(1)
+        What came from the hub is kept for later runs; `keep`: also what did not, as the files will go.
+        """
+        raw: dict[str, bytes] = {}
+        todo = []
+        for name in names:
+            if (kept := origin.header_path(name)).exists():
+                raw[name] = kept.read_bytes()
+            elif (origin.folder / name).is_file():
+                raw[name] = prefix_of(origin.folder / name)
+                if keep:
+                    write_atomic(kept, raw[name])
+            else:
+                todo.append(name)
+        if todo:
+            self._job.progress.stage("headers", len(todo), "files", origin.source.repo)
+            with self._fetcher(ignore_bytes) as fetcher:
 
-            pool = ThreadPoolExecutor(self._settings.streams, thread_name_prefix="headers")
-            try:
-                for future in [pool.submit(one, name) for name in todo]:
-                    future.result()
-            except BaseException:
-                self._job.stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-            pool.shutdown()
+                def one(name: str) -> bytes:
+                    start = _prefix(fetcher, origin.wanted(name))
+                    write_atomic(origin.header_path(name), start)
+                    self._job.progress.add(1)
+                    return start
+
+                pool = ThreadPoolExecutor(self._settings.streams, thread_name_prefix="headers")
+                try:
+                    raw.update(zip(todo, pool.map(one, todo), strict=True))
+                except BaseException:
+                    self._job.stop.set()
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+                pool.shutdown()
+        return {
+            name: parse_header(start[8:], origin.files[name].size, str(origin.folder / name))
+            for name, start in raw.items()
+        }
 
     @contextmanager
     def _fetcher(self, on_bytes: OnBytes) -> Iterator[Fetcher]:
@@ -215,14 +242,9 @@ class Downloads:
 
 
 def _prefix(fetcher: Fetcher, wanted: Wanted) -> bytes:
-    """A weight file's length field and header."""
+    """A weight file's length field and header, from the hub."""
     start = fetcher.read(wanted, 0, min(PROBE, wanted.size))
-    end = 8 + int.from_bytes(start[:8], "little")
-    if end > min(wanted.size, 8 + LONGEST_HEADER):
-        raise FormatError(
-            f"found a header of {end - 8} bytes in {wanted.name} of {wanted.size} bytes at the hub; wanted a "
-            "valid safetensors file; report it to the checkpoint's maker or pin another revision"
-        )
+    end = 8 + header_length(start, wanted.size, str(wanted.target))
     return start[:end] if end <= len(start) else start + fetcher.read(wanted, len(start), end)
 
 

@@ -65,7 +65,7 @@ def standing(job: Job, folder: Path) -> Standing | None:
             folder.rename(partial)
         return None
     manifest = manifests.read(folder)
-    if job.plan.data.get("hashes"):
+    if job.plan.flag("hashes", False):
         job.progress.stage("verify", manifest.bytes, "B", "what stands there")
         faults = manifests.faults(folder, manifest, job.progress.add)
     else:

@@ -35,10 +35,6 @@ class _State:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def no_admission(_file: Wanted) -> None:
-    """For callers whose disk takes all files at once."""
-
-
 def nobody_waits(_file: Wanted) -> None:
     """For callers that begin when all files are there."""
 
@@ -78,20 +74,18 @@ class Fetcher:
         self,
         files: Iterable[Wanted],
         *,
-        admit: Callable[[Wanted], None] = no_admission,
         on_whole: Callable[[Wanted], None] = nobody_waits,
     ) -> None:
         """Fetches all files, in their order. One whose content is wrong is fetched once more; then JobError.
 
-        `admit` is called before each file is begun and may wait (it must look at the stop event); `on_whole`
-        from a thread when a file is at its target, verified. Bytes that lie there from an earlier run are
-        reported through `on_bytes` like fetched ones.
+        `files` may take its time before it gives the next one (and then must look at the stop event);
+        `on_whole` is called from a thread when a file is at its target, verified. Bytes that lie there from
+        an earlier run are reported through `on_bytes` like fetched ones.
         """
         pool = ThreadPoolExecutor(self._streams, thread_name_prefix="fetch")
         self._moved = time.monotonic()
         try:
             for file in files:
-                admit(file)
                 if self._error is not None:
                     break
                 self._begin(pool, file, on_whole)
@@ -142,7 +136,7 @@ class Fetcher:
             except BaseException as error:
                 with self._idle:
                     self._error = self._error or error
-                self._stop.set()  # also whoever waits in `admit` must hear of it
+                self._stop.set()  # also whoever gives the next file must hear of it
             finally:
                 with self._idle:
                     self._open_tasks -= 1

@@ -116,6 +116,14 @@ def read_header(path: Path) -> Header:
         return parse_header(file.read(length), size, str(path))
 
 
+def prefix_of(path: Path) -> bytes:
+    """A file's length field and header as they are; FormatError where the file cannot hold them."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        return start + file.read(header_length(start, size, str(path)))
+
+
 def parse_header(raw: bytes, size: int, name: str) -> Header:
     """The header whose JSON is `raw`, of a file of `size` bytes; FormatError where any rule is broken."""
 

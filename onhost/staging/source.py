@@ -67,6 +67,13 @@ class HubFile:
         return None if found == self.blob_id else f"git blob id {found} (announced: {self.blob_id})"
 
 
+    def described(self) -> dict[str, Any]:
+        """As a manifest names it: size, and the hash that the hub gave."""
+        if self.sha256 is None:
+            return {"size": self.size, "git_sha1": self.blob_id}
+        return {"size": self.size, "sha256": self.sha256}
+
+
 @dataclass
 class Metadata:
     """`<revision>.hub-metadata.json`: the whole revision's files, and which of them were verified here.

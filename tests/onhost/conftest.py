@@ -58,7 +58,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "fsync", lambda _: None)  # no test cuts the power, and a busy disk takes its time
 
-    quick = download.Settings(large=500, segment=200, streams=4, stall=0.5, pause=0.01)
+    quick = download.Settings(segment=200, streams=4, stall=0.5, pause=0.01)
     monkeypatch.setattr(download, "SETTINGS", quick)
     monkeypatch.setattr(fetch, "SEGMENT", 200)
     monkeypatch.setattr(fetch, "PAUSE", 0.01)

@@ -18,7 +18,7 @@ from spark import Host
 
 from onhost import share as sharing
 from onhost.files import sha256_of, write_json
-from onhost.staging import fetch, manifest, ranged
+from onhost.staging import fetch, manifest, ranged, transfer
 from onhost.staging.chain import folder_view
 
 TOKEN = "s3cret-share-token"
@@ -188,22 +188,27 @@ def test_a_head_that_sends_nonsense(worker: Host, odd: str, token: Path, text: b
 
 def test_how_long_a_server_asks_to_wait() -> None:
     def asked(**headers: str) -> float:
-        return ranged.asked_wait(ranged.Answer(429, headers, lambda: iter(())))
+        return transfer.asked_wait(transfer.Answer(429, headers, lambda: iter(())))
 
     assert asked() == 0
     assert asked(**{"retry-after": "7"}) == 7
     assert asked(ratelimit='"resolvers";r=0;t=41') == 41
-    assert asked(**{"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT", "ratelimit": '"api";r=0;t=9999'}) == 60
+    assert asked(**{"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT", "ratelimit": '"api";r=0;t=9999'}) == 9999
+    assert asked(**{"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}) == 0  # has passed
+    assert asked(**{"retry-after": "Wed, 21 Oct 2099 07:28:00 GMT"}) > 1e9
+    assert asked(**{"retry-after": "soon"}) == 0
 
 
 def test_stop_ends_the_streams(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
-    wanted = ranged.Wanted("x", "http://127.0.0.1:9/x", 10, lambda _: None)
-    fetcher = ranged.Fetcher(
-        lambda *_: pytest.fail("asked"), tmp_path, tmp_path / "p", streams=1, stop=stop,
-        on_bytes=lambda _: None, refusal=lambda *_: fetch._refusal(500, "x"),
+    wanted = transfer.Wanted(
+        "x", ["http://127.0.0.1:9/x"], 10, lambda _: None, tmp_path / "x", tmp_path / "p",
+        lambda *_: fetch._refusal(500, "x"),
     )  # fmt: skip
+    fetcher = ranged.Fetcher(
+        lambda *_: pytest.fail("asked"), streams=1, stop=stop, on_bytes=lambda _: None
+    )
     with pytest.raises(Exception, match="found the job stopping"):
         fetcher.fetch([wanted])
 

@@ -43,7 +43,8 @@ def _client() -> Any:
     client = default_client_factory()
 
     def limit(request: Any) -> None:
-        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), API_TIMEOUT)
+        asked = request.extensions.get("timeout") or dict.fromkeys(("connect", "read", "write", "pool"))
+        request.extensions["timeout"] = {k: API_TIMEOUT if v is None else v for k, v in asked.items()}
 
     def judge(response: Any) -> None:
         asked = wait_of(response.headers.get("retry-after"), response.headers.get("ratelimit"))

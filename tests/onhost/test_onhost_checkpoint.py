@@ -290,6 +290,69 @@ def test_refusals_of_a_file(
     assert error.startswith(f"found HTTP {status}") and "org/tiny" in error
 
 
+@pytest.mark.parametrize("path", ["/api/models/*", "*model-00001*"])
+def test_a_hub_that_asks_for_a_long_pause(host: Host, hub: Hub, path: str) -> None:
+    """A short one is waited for; from a minute on the run ends at once, and says when to come again."""
+    arm(hub, path, "status", status=429, headers={"Retry-After": "0"}, count=2)
+    assert host.run(host.checkpoint_plan(hub))["ok"]
+    shutil.rmtree(host.root / "checkpoints")
+    shutil.rmtree(host.downloads)
+    arm(hub, path, "status", status=429, headers={"Retry-After": "3600"}, count=None)
+    error = host.run(host.checkpoint_plan(hub))["error"]
+    assert error.startswith("found HTTP 429 (too many requests) for org/tiny")
+    assert "run again in 3600 s, or set a hub token" in error
+
+
+@pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors"])
+def test_a_mirror_that_sends_elsewhere_for_the_bytes(host: Host, hub: Hub, name: str) -> None:
+    hub.data_url = "http://127.0.0.2:9"
+    os.truncate(hub.store.root / REPO / "config.json", 11 << 20)  # a large file is no part of the repository
+    error = host.run(host.checkpoint_plan(hub, allow=[name]))["error"]
+    assert error.startswith(f"found {hub.url} sending to 127.0.0.2 for {name}, and 127.0.0.2 not reachable (")
+    assert "; use a mirror that holds the files itself, or let this host reach 127.0.0.2" in error
+
+
+def test_a_list_that_does_not_come(host: Host, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onhost.staging import hub as client
+
+    monkeypatch.setattr(client, "API_TIMEOUT", 0.2)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    arm(hub, "/api/models/*", "stall", after_bytes=9, count=2)
+    assert host.run(host.checkpoint_plan(hub))["ok"]
+    shutil.rmtree(host.root / "checkpoints")
+    shutil.rmtree(host.downloads)
+    arm(hub, "/api/models/*", "cut", after_bytes=9, count=None)
+    assert host.run(host.checkpoint_plan(hub))["error"].startswith(f"found {hub.url} unreachable (")
+
+
+def test_a_page_of_the_list_that_fails(host: Host, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six files in pages of three: the second page's refusal must not make a smaller repository."""
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    real, calls = hub.faults.take, []
+
+    def take(method: str, path: str, *, body: bool) -> Any:
+        if "/tree/" in path and not body:
+            calls.append(path)
+            if len(calls) > 1:
+                hub.faults.arm({"path": path, "kind": "status", "status": 404})
+        return real(method, path, body=body)
+
+    monkeypatch.setattr(hub.faults, "take", take)
+    assert host.run(host.checkpoint_plan(hub))["error"].startswith("found HTTP 404 for org/tiny")
+    assert not list(host.downloads.rglob("*.hub-metadata.json"))
+
+
+def test_a_trickle_is_a_stall(host: Host, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some bytes now and then are no progress; another connection is."""
+    monkeypatch.setattr(ranged, "LEAST_RATE", 100)
+    quick = download.Settings(segment=200, streams=4, stall=0.3, pause=0.01)
+    monkeypatch.setattr(download, "SETTINGS", quick)
+    name = "model-00001-of-00002.safetensors"
+    arm(hub, f"/__objects/*{name}", "slow", bytes_per_second=20, count=3)
+    assert host.run(host.checkpoint_plan(hub))["ok"]
+    assert sent(hub, name) < len(model_files()[name]) + 60  # what came was kept
+
+
 def test_a_hub_that_is_busy_for_a_moment(host: Host, hub: Hub) -> None:
     arm(hub, "*model-00001*", "status", status=503, count=2)
     assert host.run(host.checkpoint_plan(hub))["ok"]

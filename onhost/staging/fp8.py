@@ -20,7 +20,6 @@ LEAST = f32(1e-12)  # what stands for the largest magnitude where all weights of
 NORMAL = 8  # the smallest E4M3 code with an exponent of its own: the product's shape ends below it
 MANY = 256  # weights of a block; from here on masks are cheaper than one look-up after the other
 
-_CLEARED = bytes(code & 0x7F for code in range(256))
 _SIGNS = bytes(code & 0x80 for code in range(256))
 
 
@@ -93,16 +92,15 @@ def _plain(largest: int) -> bool:
     return 40 <= largest >> 7 < 255
 
 
-def block_codes(data: bytes, highs: bytes, lows: bytes, largest: int) -> bytes | bytearray:
-    """The E4M3 codes of a block, given as bytes and as its high and low bytes apart."""
+def block_codes(highs: bytes, lows: bytes, largest: int) -> bytes | bytearray:
+    """The E4M3 codes of a block, given as the high and the low bytes of its BF16 weights."""
     if largest == 0:
         return highs.translate(_SIGNS)
     if not _plain(largest):
         scale = scale_of(largest)
-        known: dict[int, int] = {}
-        for code in set(memoryview(data).cast("H")):
-            known[code] = encode(code & 0x7FFF, scale) | (code >> 8 & 0x80)
-        return bytes(known[code] for code in memoryview(data).cast("H"))
+        pairs = list(zip(highs, lows, strict=True))
+        known = {(h, low): encode((h & 0x7F) << 8 | low, scale) | (h & 0x80) for h, low in set(pairs)}
+        return bytes(map(known.__getitem__, pairs))
     table, right, others = _high(largest)
     low_table, _ = _mantissas(largest & 0x7F)
     count = len(highs)
@@ -156,7 +154,6 @@ def strip_codes(data: bytes, rows: int, columns: int, block: int, largest: Seque
         width = min(block, columns - start)
         begins = range(start, rows * columns, columns)
         codes = block_codes(
-            b"".join([data[2 * at : 2 * (at + width)] for at in begins]),
             b"".join([highs[at : at + width] for at in begins]),
             b"".join([lows[at : at + width] for at in begins]),
             largest[number],

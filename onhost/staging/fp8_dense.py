@@ -98,9 +98,9 @@ class _Conversion:
     def _shared(self, work: Any, source: Range, target: Path, at: int, meter: Meter) -> None:
         rows, columns = self.shape
         step = max(1, ROWS_AT_ONCE // self.block[0]) * self.block[0]
+        place = (str(source.path), source.offset, columns)
         calls = [
-            (str(source.path), source.offset, columns, row, min(row + step, rows), self.block, str(target), at)
-            for row in range(0, rows, step)
+            (*place, row, min(row + step, rows), self.block, str(target), at) for row in range(0, rows, step)
         ]
         try:
             shared(work, calls, source.size, meter.add)

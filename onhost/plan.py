@@ -67,6 +67,13 @@ class Plan:
             raise self._bad(key, f"a whole number of at least {least}")
         return value
 
+    def truth(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self.data.get(key, default)
+        if not isinstance(value, bool):
+            raise self._bad(key, "true or false")
+        return value
+
     def number(self, key: str, default: float) -> float:
         """A number above zero."""
         value = self.data.get(key, default)

@@ -18,6 +18,7 @@ from typing import Any
 from onhost.files import files_below, safe_relative
 from onhost.plan import JobError
 from onhost.staging.catalog import SOURCE, Catalog, Need, View, catalog_of
+from onhost.staging.ngram import check_row_map
 from onhost.staging.outputs import Copy, Literal, Made, Meter, Output, Part, Planned, kept, merged
 from onhost.staging.safetensors import read_header
 
@@ -76,6 +77,7 @@ def chain(source: Catalog, steps: Iterable[Step], donors: Donors) -> Chained:
         if joined.wanted:
             between[joined.origin] = tuple(joined.before[name] for name in sorted(joined.wanted))
         catalog = planned.catalog()
+    check_row_map(catalog)
     return Chained(tuple(outputs), between)
 
 

@@ -1,0 +1,106 @@
+"""Transform ngram_table: where each row of the n-gram (PLE) table lies, so that it need not be loaded.
+
+The table of Qwen3.8-Flash-Next has 320 million rows of 160 bytes (51 GB), of which a token reads sixteen. It
+stays in its files; `ngram_rows.json` says at which byte of which file a row begins. onhost.staging.rows reads
+by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from onhost.plan import JobError
+from onhost.staging.catalog import Catalog
+from onhost.staging.graft import Weights, some
+from onhost.staging.model_index import json_bytes, read_json
+from onhost.staging.outputs import Piece, Planned, kept, text
+from onhost.staging.safetensors import tensor_bytes
+
+VERSION = 1
+FILE = "ngram_rows.json"
+PART = re.compile(r"(?P<table>.*ngram_embedding)\.shard_(?P<number>\d+)\.weight")
+
+
+def ngram_table(catalog: Catalog, expect_rows: int | None) -> Planned:
+    """The same files and the row map; JobError where the table is not whole, or not as large as expected."""
+    rows = row_map(Weights.read(catalog))
+    if expect_rows is not None and rows["rows"] != expect_rows:
+        raise JobError(
+            f"found a table of {rows['rows']} rows; wanted {expect_rows}; "
+            "correct `expect_rows` in the recipe or pin another revision"
+        )
+    others = (kept(name, info) for name, info in catalog.items() if name != FILE)
+    return Planned((*others, text(FILE, json_bytes(rows))))
+
+
+def row_map(model: Weights) -> dict[str, Any]:
+    """The content of `ngram_rows.json`: row i is in shard i // rows_per_shard, at a multiple of row_bytes."""
+    parts: dict[int, str] = {}
+    tables = set()
+    for name in model.pieces:
+        if found := PART.fullmatch(name):
+            tables.add(found["table"])
+            parts[int(found["number"])] = name
+    if len(tables) != 1:
+        raise JobError(
+            f"found {some(tables) or 'no table'} as n-gram tables; wanted one "
+            "(…ngram_embedding.shard_N.weight); leave ngram_table out of the recipe"
+        )
+    if sorted(parts) != list(range(len(parts))):
+        missing = set(range(max(parts) + 1)) - set(parts)
+        raise JobError(
+            f"found the table's shard {min(missing)} missing; wanted all from 0 to {max(parts)}; "
+            "add its file to the source's allow list"
+        )
+    pieces = [model.pieces[parts[number]] for number in range(len(parts))]
+    first = pieces[0].tensor
+    for number, piece in enumerate(pieces):
+        tensor = piece.tensor
+        last = number == len(pieces) - 1
+        if (
+            tensor.dtype != first.dtype
+            or len(tensor.shape) != 2
+            or tensor.shape[1] != first.shape[1]
+            or tensor.shape[0] < 1
+            or (tensor.shape[0] > first.shape[0] if last else tensor.shape[0] != first.shape[0])
+        ):
+            raise JobError(
+                f"found {tensor.name} as {tensor.dtype} {list(tensor.shape)}; wanted {first.dtype} "
+                f"{list(first.shape)} like shard 0; report it to the checkpoint's maker"
+            )
+    table = tables.pop()
+    scale = model.pieces.get(f"{table}.weight_scale")
+    return {
+        "format": 1,
+        "table": table,
+        "dtype": first.dtype,
+        "rows": sum(piece.tensor.shape[0] for piece in pieces),
+        "columns": first.shape[1],
+        "row_bytes": tensor_bytes(first.dtype, (first.shape[1],)),
+        "rows_per_shard": first.shape[0],
+        "scale": None if scale is None else _place(scale, model) | {"shape": list(scale.tensor.shape)},
+        "shards": [{**_place(piece, model), "rows": piece.tensor.shape[0]} for piece in pieces],
+    }
+
+
+def _place(piece: Piece, model: Weights) -> dict[str, Any]:
+    tensor = piece.tensor
+    file = model.index.weight_map[tensor.name]
+    place = {"file": file, "offset": model.headers[file].data_start + tensor.begin}
+    return place if PART.fullmatch(tensor.name) else place | {"dtype": tensor.dtype}
+
+
+def check_row_map(catalog: Catalog) -> None:
+    """JobError where a checkpoint's row map is not that of its files, since a later transform moved them."""
+    rows = read_json(catalog, FILE)
+    if rows is not None and not _same(rows, catalog):
+        raise JobError(
+            f"found the table's rows elsewhere than {FILE} says; wanted ngram_table after every transform "
+            "that writes the table's files anew; move it to the end of the recipe's transforms"
+        )
+
+
+def _same(rows: Mapping[str, Any], catalog: Catalog) -> bool:
+    return row_map(Weights.read(catalog)) == rows

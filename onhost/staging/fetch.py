@@ -26,6 +26,7 @@ PARTS = ".parts"
 RECEIVING = ".parts/manifest.json"  # in the partial folder: what is coming, for who takes from here
 PAUSE = 1.0  # s before a second attempt; doubles
 STALL = 30.0  # s without a byte that end an attempt
+PATIENCE = 120.0  # s without any byte that one in a chain may say "not yet"
 LONGEST_MANIFEST = 64 << 20  # bytes
 
 
@@ -97,6 +98,7 @@ class _Shares:
             segment=SEGMENT,
             pause=PAUSE,
             stall=STALL,
+            patience=PATIENCE,
         )
         fetcher.fetch([self._wanted(name, manifest, folder) for name in names])
         shutil.rmtree(folder / PARTS, ignore_errors=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from onhost.files import fsync_path
 from onhost.plan import JobError
@@ -66,6 +66,7 @@ class Fetcher:
         self._pause, self._stall, self._patience = pause, stall, patience
         self._moved = time.monotonic()  # when the last byte or file came, of whatever file
         self._again: set[Path] = set()
+        self._silent: set[str] = set()  # sources (address and port) that are not asked again
         self._idle = threading.Condition()
         self._open_tasks = 0
         self._error: BaseException | None = None
@@ -200,6 +201,8 @@ class Fetcher:
         """
         for place, url in enumerate(file.urls):
             last = place == len(file.urls) - 1
+            if not last and urlsplit(url).netloc in self._silent:
+                continue
             try:
                 self._range_from(url, file, out, at, end)
                 return
@@ -207,6 +210,8 @@ class Fetcher:
                 at = gave_up.at
                 if last:
                     raise gave_up.error from None
+                if gave_up.silent:  # waiting for it anew with every range would be waiting for ever
+                    self._silent.add(urlsplit(url).netloc)
 
     def _range_from(self, url: str, file: Wanted, out: int, at: int, end: int) -> None:
         failures = 0
@@ -222,7 +227,7 @@ class Fetcher:
                 with self._opener(url, None if whole else f"bytes={at}-{end - 1}") as body:
                     if body.status == 503 and body.header(NOT_YET):
                         if time.monotonic() - self._moved > self._patience:
-                            raise _GaveUp(at, file.refused(body.status, body))
+                            raise _GaveUp(at, file.refused(body.status, body), silent=True)
                         self._stop.wait(min(self._pause, 0.5))
                         continue
                     if body.status in {408, 429, 500, 502, 503, 504}:
@@ -243,7 +248,7 @@ class Fetcher:
             except Transfer as error:
                 failures = 1 if at > before else failures + 1
                 if failures >= ATTEMPTS:
-                    raise _GaveUp(at, file.lost(error) or _lost(file, error)) from None
+                    raise _GaveUp(at, file.lost(error) or _lost(file, error), silent=True) from None
 
     def _watched(self, body: Body, url: str) -> Iterator[memoryview]:
         """The body's pieces; Transfer where they come so slowly that it is no progress."""
@@ -300,11 +305,14 @@ class Fetcher:
 
 
 class _GaveUp(Exception):
-    """One source will not do: what is there up to `at`, and what to say if it was the last one."""
+    """One source will not do: what is there up to `at`, and what to say if it was the last one.
 
-    def __init__(self, at: int, error: JobError) -> None:
+    `silent`: it does not answer at all, or has nothing to give.
+    """
+
+    def __init__(self, at: int, error: JobError, silent: bool = False) -> None:
         super().__init__(str(error))
-        self.at, self.error = at, error
+        self.at, self.error, self.silent = at, error, silent
 
 
 def _lost(file: Wanted, error: Transfer) -> JobError:

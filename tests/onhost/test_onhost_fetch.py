@@ -292,3 +292,120 @@ def test_the_command_says_why_it_cannot_share(
     assert "found no readable secret" in capsys.readouterr().err
     assert sharing.main("192.0.2.1", 0, token, tmp_path) == 1
     assert "on listening at 192.0.2.1:0; wanted the fabric's address" in capsys.readouterr().err
+
+
+Served = list[tuple[int, str, int]]  # (port, path, status)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    """What the shares have answered."""
+    log: Served = []
+
+    def note(self: sharing.Handler, _format: str, *words: object) -> None:
+        log.append((self.server.server_address[1], str(words[0]).split()[1], int(str(words[1]))))
+
+    monkeypatch.setattr(sharing.Handler, "log_message", note)
+    return log
+
+
+@pytest.fixture
+def relay(worker: Host, token: Path) -> Iterator[str]:
+    """The first worker's share: it gives what it has received."""
+    server = sharing.Share(("127.0.0.1", 0), token, worker.checkpoints, relay=True)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("order", ["together", "first is done", "first never comes"])
+def test_a_chain(
+    host: Host, worker: Host, staged: Path, share: str, relay: str, token: Path, served: Served, order: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    """The second host takes from the first, also while that one still receives; from the head at need."""
+    monkeypatch.setattr(fetch, "PATIENCE", 0.3 if order == "first never comes" else 30.0)
+    second = Host(tmp_path / "second")
+    first_plan = plan_of(worker, share, token)
+    plan = second.write_plan(
+        "fetch-checkpoint", id="abc123", checkpoints_dir=str(second.checkpoints), urls=[relay, share],
+        streams=4, token_file=str(token),
+    )  # fmt: skip
+    if order == "first is done":
+        assert worker.run(first_plan)["ok"]
+        served.clear()
+    results: list[dict[str, object]] = []
+    other = threading.Thread(target=lambda: results.append(second.run(plan)))
+    other.start()
+    if order == "together":
+        while not any(status == 503 for _, _, status in served):
+            other.join(0.01)  # it asks the first, which says: not yet
+        assert worker.run(first_plan)["ok"]
+    other.join()
+    assert results[0]["ok"]
+    mine = second.checkpoints / "abc123"
+    assert manifest.faults(mine, manifest.read(mine)) == []
+    head, first = (urlsplit(url).port for url in (share, relay))
+    from_first = [path for port, path, status in served if port == first and status in (200, 206)]
+    if order == "first never comes":
+        assert from_first == []
+    else:
+        asked_of_head = [path for port, path, _ in served if port == head and "manifest" not in path]
+        assert len(from_first) >= 6
+        assert asked_of_head == [] or order == "together"  # what the first itself has asked
+
+
+def test_a_wrong_file_in_the_middle_of_a_chain(
+    worker: Host, staged: Path, share: str, relay: str, token: Path, tmp_path: Path
+) -> None:
+    """What the first host's disk has spoiled comes from the head instead."""
+    assert worker.run(plan_of(worker, share, token))["ok"]
+    spoiled = worker.checkpoints / "abc123" / "model-00001-of-00002.safetensors"
+    blob = bytearray(spoiled.read_bytes())
+    blob[-3] ^= 4
+    spoiled.write_bytes(blob)
+    second = Host(tmp_path / "second")
+    plan = second.write_plan(
+        "fetch-checkpoint", id="abc123", checkpoints_dir=str(second.checkpoints), urls=[relay, share],
+        streams=4, token_file=str(token),
+    )  # fmt: skip
+    assert second.run(plan)["ok"]
+    mine = second.checkpoints / "abc123"
+    assert manifest.faults(mine, manifest.read(mine)) == []
+
+
+def test_a_relay_gives_nothing_that_it_has_not_looked_at(worker: Host, staged: Path, relay: str) -> None:
+    path = "/checkpoints/abc123/config.json"
+    status, headers, _ = get(relay, path)
+    assert (status, headers["x-not-yet"]) == (503, "1")
+    partial = worker.checkpoints / "abc123.partial"
+    write_repo(partial, {"config.json": b"?", ".parts/manifest.json": b"{}"})
+    (partial / ".parts/manifest.json").unlink()
+    assert get(relay, path)[0] == 503  # a killed run's file, which nobody has hashed
+    (partial / ".parts/manifest.json").write_bytes((staged / "manifest.json").read_bytes())
+    assert get(relay, path)[::2] == (200, b"?")
+    for name in ("%2e%2e/%2e%2e/token", ".parts/manifest.json", "none"):
+        assert get(relay, f"/checkpoints/abc123/{name}")[0] == 404
+
+
+def test_damage_on_a_worker_is_mended_from_the_head(
+    worker: Host, staged: Path, share: str, token: Path, served: Served
+) -> None:
+    plan = plan_of(worker, share, token)
+    assert worker.run(plan)["ok"]
+    mine = worker.checkpoints / "abc123"
+    os.truncate(mine / "model_extra_tensors.safetensors", 90)
+    (mine / "assets/chat.txt").unlink()
+    served.clear()
+    assert worker.run(plan)["ok"]
+    assert manifest.faults(mine, manifest.read(mine)) == []
+    asked = {path.removeprefix("/checkpoints/abc123/") for _, path, _ in served}
+    assert asked == {"manifest.json", "model_extra_tensors.safetensors", "assets/chat.txt"}
+    assert sorted(p.name for p in worker.checkpoints.iterdir()) == [".abc123.lock", "abc123"]
+    (mine / "config.json").write_bytes(b"other")
+    raw = json.loads((staged / "manifest.json").read_text())
+    raw["files"]["config.json"]["sha256"] = "0" * 64
+    write_json(staged / "manifest.json", raw)
+    error = worker.run(plan)["error"]
+    assert error.startswith(f"found {mine} damaged (config.json) and of another content than the head's; ")

@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     job = commands.add_parser("job", help="run the job that a plan describes")
     job.add_argument("plan", metavar="PLAN")
     share = commands.add_parser("share", help="give checkpoints and images to the other Sparks")
-    share.add_argument("--bind", required=True, metavar="IP")
+    share.add_argument("--bind", required=True, action="append", metavar="IP", help="once for each address")
     share.add_argument("--port", required=True, type=int)
     share.add_argument("--token-file", required=True, type=Path)
     share.add_argument("--checkpoints-dir", required=True, type=Path)

@@ -11,6 +11,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -215,23 +217,32 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
     return (begin, end) if begin < end else None
 
 
-def main(bind: str, port: int, token_file: Path, checkpoints: Path, relay: bool = False) -> int:
-    """The command `share`: serves until it is stopped; 1 with a line where it cannot begin."""
+def main(binds: Sequence[str], port: int, token_file: Path, checkpoints: Path, relay: bool = False) -> int:
+    """The command `share`: serves until it is stopped; 1 with a line where it cannot begin.
+
+    Of several addresses those that this host does not have (now) are left out, as long as one remains.
+    """
+    servers = []
     try:
         read_secret(token_file)
-        server = Share((bind, port), token_file, checkpoints, relay)
     except JobError as error:
         print(error, file=sys.stderr)
         return 1
-    except OSError as error:
-        print(
-            f"found '{error.strerror}' on listening at {bind}:{port}; wanted the fabric's address and a "
-            "free port; "
-            "check the fabric",
-            file=sys.stderr,
-        )
+    for bind in binds:
+        try:
+            servers.append(Share((bind, port), token_file, checkpoints, relay))
+        except OSError as error:
+            print(
+                f"found '{error.strerror}' on listening at {bind}:{port}; wanted the fabric's address and a "
+                "free port; check the fabric",
+                file=sys.stderr,
+            )
+        else:
+            print(f"sharing {checkpoints} and images at http://{bind}:{port}", file=sys.stderr)
+    if not servers:
         return 1
-    print(f"sharing {checkpoints} and images at http://{bind}:{server.server_address[1]}", file=sys.stderr)
-    with server:
-        server.serve_forever(0.2)
+    for server in servers[1:]:
+        threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True).start()
+    with servers[0]:
+        servers[0].serve_forever(0.2)
     return 0

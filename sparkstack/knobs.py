@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from sparkstack.distribution import Distribution
 from sparkstack.errors import Problem
 from sparkstack.schema import Strict, refusal
 
@@ -106,6 +107,7 @@ class Knobs(Strict):
     management_interface: str
     serve_bind: str
     share_port: Annotated[int, Field(ge=1, le=65535)]
+    distribution: Distribution
 
     @model_validator(mode="before")
     @classmethod
@@ -120,7 +122,12 @@ class Knobs(Strict):
 HOST_NAMES = ("address",)
 
 # Words that belong to one run (`--data only=docker`), not to a site; True: yes or no.
-RUN_OPTIONS: Mapping[str, bool] = {"only": False, "restart_serving": True, "checkpoints": True}
+RUN_OPTIONS: Mapping[str, bool] = {
+    "only": False,
+    "restart_serving": True,
+    "checkpoints": True,
+    "hashes": True,
+}
 
 
 def problems(

@@ -81,7 +81,11 @@ def _wanted(site: Site, survey: dict[str, Any], data_root: str | None) -> Wanted
         downloaded_bytes=_number(survey, "downloaded") or 0,
     )
     need = disk_need.need(
-        site.recipe.budget, transformed=bool(site.transforms), head=site.is_head, staged=staged
+        site.recipe.budget,
+        transformed=bool(site.transforms),
+        head=site.is_head,
+        staged=staged,
+        keep_source=site.recipe.checkpoint.keep_source,
     )
     disk = {site.data.state_dir: need.weights}
     if need.image is not None:
@@ -104,7 +108,7 @@ def judged(site: Site) -> list[CheckResult]:
         Survey,
         paths=[site.data.state_dir, *([data_root] if data_root else [])],
         port=site.recipe.serve.port,
-        downloads=site.downloads_dir,
+        downloads=f"{site.downloads_dir}:{site.downloads_dir}.parts:{site.checkpoint_dir}.partial",
     )
     facts = host_facts(host.name, survey, asked, time.time())
     _asked[host.name] = facts

@@ -288,9 +288,9 @@ def test_a_peer_that_goes_away(staged: Path, share: str) -> None:
 def test_the_command_says_why_it_cannot_share(
     tmp_path: Path, token: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sharing.main("127.0.0.1", 0, tmp_path / "none", tmp_path) == 1
+    assert sharing.main(["127.0.0.1"], 0, tmp_path / "none", tmp_path) == 1
     assert "found no readable secret" in capsys.readouterr().err
-    assert sharing.main("192.0.2.1", 0, token, tmp_path) == 1
+    assert sharing.main(["192.0.2.1", "192.0.2.2"], 0, token, tmp_path) == 1
     assert "on listening at 192.0.2.1:0; wanted the fabric's address" in capsys.readouterr().err
 
 

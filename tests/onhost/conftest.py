@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import models
 import pytest
 from making import model_files, write_repo
 from spark import REPO, Host
@@ -49,6 +50,16 @@ def share(host: Host, token: Path) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`base`, `donor` and `next`, which no test may change."""
+    where = tmp_path_factory.mktemp("models")
+    write_repo(where / "base", models.hybrid_base())
+    write_repo(where / "donor", models.donor_files())
+    write_repo(where / "next", models.next_files())
+    return where
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from making import EXTRA, FIRST, SECOND, Content, Silent, contents, index, model_files, safetensors, tensors
@@ -238,13 +239,27 @@ def test_plans_are_checked(step: Mapping[str, object], found: str) -> None:
     assert found in str(error.value)
 
 
-def test_versions_are_those_in_the_checkpoint_id() -> None:
-    from sparkstack.release import TRANSFORM_VERSIONS
+def test_what_recipes_may_name_is_made_and_has_the_version_in_the_checkpoint_id() -> None:
+    """A recipe's transforms as a job's plan has them, with every default, are read here."""
+    from pydantic import TypeAdapter
 
-    steps = read_steps(
-        [
-            Plan({"name": name, "max_shard_bytes": 1} if name == "reshard" else {"name": name})
-            for name in TRANSFORMS
-        ]
-    )
-    assert {step.name: step.version for step in steps} == TRANSFORM_VERSIONS
+    from sparkstack.release import TRANSFORM_VERSIONS
+    from sparkstack.transforms import Transform
+
+    donor = {"repo": "a/b", "revision": "0" * 40}
+    arguments: dict[str, dict[str, object]] = {
+        "register_mtp": {},
+        "reshard": {"max_shard_bytes": "4GB"},
+        "graft_fp8": {"donor": donor, "tensors": ["*.weight"], "expect_tensors": 3},
+        "turboquant_metadata": {"recipe": "q8k_tq35v"},
+        "fp8_dense": {"tensors": ["*.weight"], "expect_tensors": 3},
+        "draft_vocab": {"output": "nvfp4", "counts": "counts.txt", "donor": donor},
+        "ngram_table": {"expect_rows": 5},
+    }
+    assert set(arguments) == set(TRANSFORMS) == set(TRANSFORM_VERSIONS)
+    for name, given in arguments.items():
+        written: Any = TypeAdapter(Transform).validate_python({name: given})
+        [step] = read_steps([Plan(written.model_dump(mode="json"))])
+        assert (step.name, step.version) == (name, TRANSFORM_VERSIONS[name])
+        assert [d.repo for d in step.donors] == (["a/b"] if "donor" in given else [])
+        assert json.loads(json.dumps(step.described())) == step.described()

@@ -273,3 +273,38 @@ def test_the_manifest_says_what_went_in(host: Host, hub: Hub, shards: list[str])
     first = hub.store.entry(REPO, shards[0])
     assert first is not None
     assert inputs["files"][shards[0]] == {"size": first.size, "sha256": first.sha256}
+
+
+@pytest.mark.parametrize("keep_source", [True, False])
+def test_a_donor_gives_only_the_files_that_hold_what_is_wanted(
+    host: Host, hub: Hub, shards: list[str], tmp_path: Path, keep_source: bool
+) -> None:
+    """The graft of a hub's base and a hub's donor is the one of local folders; the experts stay away."""
+    import models
+    from staged import CUT, GRAFT, apply
+
+    shutil.rmtree(hub.store.root / REPO)
+    base = write_repo(hub.store.root / REPO, models.hybrid_base())
+    donor = write_repo(hub.store.root / "org/donor", models.donor_files())
+    graft = {**GRAFT, "donor": {"repo": "org/donor", "revision": revision_of("org/donor")}}
+    plan = plan_of(host, hub, graft, CUT, keep_source=keep_source)
+    assert host.run(plan)["ok"]
+    folders = [next(iter(view.values())).parent for view in (base, donor)]
+    expected = apply(folders[0], tmp_path / "local", GRAFT, CUT, donor=folders[1])
+    found = made(host)
+    raw = json.loads(found.pop("manifest.json"))
+    local = {name: path.read_bytes() for name, path in chain.folder_view(expected).items()}
+    differing = {name for name in {*found, *local} if found.get(name) != local.get(name)}
+    assert differing <= {"config.json"}  # it names the donor
+    files = sorted(name for name in models.donor_files() if name.endswith(".safetensors"))
+    sent: dict[str, int] = {}
+    for one in hub.requests.listed():
+        if "donor" in one["path"] and "__objects" in one["path"]:
+            name = one["path"].rpartition("/")[2]
+            sent[name] = sent.get(name, 0) + one["bytes"]
+    first, experts = (len(models.donor_files()[name]) for name in files)
+    assert sent[files[0]] >= first and sent[files[1]] < experts / 4  # of the experts only the header
+    assert [one["repo"] for one in raw["inputs"]] == [REPO, "org/donor"]
+    assert set(raw["inputs"][1]["files"]) == {files[0]}
+    assert raw["transforms"][0]["donor"]["revision"] == revision_of("org/donor")
+    assert (host.downloads / "org--donor" / revision_of("org/donor")).exists() is keep_source

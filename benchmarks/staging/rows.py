@@ -1,6 +1,6 @@
 """`python -m benchmarks.staging.rows [--gb 8] [--where DIR]`
 
-The n-gram table's row reader against `fio` reading at random places of the same file, cold, with as many
+The n-gram table's row reader against `fio` reading at random places of the same file, cold, with 64
 reads under way. Where the file fits into memory, the cache is emptied before each run; a table that does not
 fit is the real case.
 """
@@ -70,7 +70,8 @@ def main() -> int:
     parser.add_argument(
         "--gb", type=float, default=8, help="size of the table in GB (8; the real one has 51)"
     )
-    parser.add_argument("--threads", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=4, help="of our reader (4)")
+    parser.add_argument("--depth", type=int, default=64, help="reads that fio has under way (64)")
     parser.add_argument("--seconds", type=int, default=10, help="of each run (10)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
@@ -90,7 +91,7 @@ def main() -> int:
             if shutil.which("fio") is not None:
                 cold(folder)
                 path = folder / "model.safetensors"
-                figures["fio"].append(fio_rate(path, given.threads, given.seconds, COLUMNS))
+                figures["fio"].append(fio_rate(path, given.depth, given.seconds, COLUMNS))
             told = f"  ours {figures['ours'][-1]:,.0f} rows/s"
             print(told + (f"   fio {figures['fio'][-1]:,.0f} reads/s" if figures["fio"] else ""))
     if figures["fio"]:

@@ -11,6 +11,7 @@ import bisect
 import itertools
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from onhost.staging.outputs import Copy, Literal, Made, Meter, Output, Part, Pla
 from onhost.staging.safetensors import read_header
 
 Donors = Mapping[str, Catalog]
+WRITERS = 2  # one file is copied while the other is brought to the disk
 
 
 @dataclass(frozen=True)
@@ -175,20 +177,20 @@ def apply_steps(
     target.mkdir(parents=True)
     total = sum(o.info.size for o in itertools.chain(chained.outputs, *chained.between.values()))
     meter.stage("transform", total, "B", ", ".join(step.name for step in steps) or "no transforms")
-    for origin, outputs in [*chained.between.items(), ("", chained.outputs)]:
-        for output in outputs:
-            path = folders.get(origin, target) / output.name
-            output.write(find, path, meter)
-            check_written(output, path)
-    remove_between(folders.values())
+
+    def make(output: Output, folder: Path) -> None:
+        output.write(find, folder / output.name, meter)
+        check_written(output, folder / output.name)
+
+    with ThreadPoolExecutor(WRITERS, thread_name_prefix="write") as pool:
+        for origin, outputs in [*chained.between.items(), ("", chained.outputs)]:
+            folder = folders.get(origin, target)
+            for future in [pool.submit(make, output, folder) for output in outputs]:
+                future.result()
+    for folder in folders.values():
+        shutil.rmtree(folder)
 
 
 def folder_view(folder: Path) -> dict[str, Path]:
     """All files below a folder as a view."""
     return {safe_relative(name): folder / name for name in files_below(folder)}
-
-
-def remove_between(folders: Iterable[Path]) -> None:
-    """Removes files that only other outputs needed."""
-    for folder in folders:
-        shutil.rmtree(folder)

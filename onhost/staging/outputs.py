@@ -120,6 +120,7 @@ class Output:
         def opened(source: Path) -> int:
             if source not in handles:
                 handles[source] = os.open(source, os.O_RDONLY)
+                os.posix_fadvise(handles[source], 0, 0, os.POSIX_FADV_SEQUENTIAL)  # read further ahead
             return handles[source]
 
         try:

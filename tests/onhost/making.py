@@ -120,9 +120,11 @@ class Silent:
     def __init__(self) -> None:
         self.stages: list[str] = []
         self.done = 0
+        self._lock = threading.Lock()
 
     def stage(self, name: str, total: int | None, unit: str, note: str = "", done: int = 0) -> None:
         self.stages.append(name)
 
     def add(self, count: int, note: str | None = None) -> None:
-        self.done += count
+        with self._lock:
+            self.done += count

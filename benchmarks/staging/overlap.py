@@ -209,7 +209,7 @@ def main() -> int:
     slower = max(median["download"], median["graft"])
     bound = output + 2 * largest
     return finish(
-        "staging-overlap",
+        f"staging-overlap-{given.rate:g}mbs" if given.rate else "staging-overlap",
         {
             "gb": given.gb, "rate_mb_s": rate / 1e6, "seconds": figures, "peak_disk": found["peak_disk"],
             "told": told, "output": output, "largest_shard": largest, "downloaded": total,

@@ -28,7 +28,8 @@ def made(folder: Path, sizes: dict[str, dict[str, tuple[str, list[int], int]]]) 
     hashes = manifest.hash_files([folder / name for name in sizes])
     files = {path.name: (path.stat().st_size, sha256) for path, sha256 in hashes.items()}
     source = {"repo": "org/name", "revision": "0" * 40}
-    write_json(folder / "manifest.json", manifest.make(folder.name, source, [], files).raw)
+    headers = {path.name: manifest.header_sha256(path) for path in hashes}
+    write_json(folder / "manifest.json", manifest.make(folder.name, source, [], files, headers=headers).raw)
 
 
 def run(*words: str, where: Path = ROOT) -> None:

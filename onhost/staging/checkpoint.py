@@ -57,7 +57,12 @@ def build(job: Job) -> dict[str, Any]:
         journal = Journal(_journal(final), partial, _stamp(described, inputs))
         _carry_out(job, work, partial, journal)
         manifest = manifests.make(
-            id, {"repo": source.repo, "revision": source.revision}, described, journal.files, inputs
+            id,
+            {"repo": source.repo, "revision": source.revision},
+            described,
+            journal.files,
+            inputs,
+            {n: manifests.header_sha256(partial / n) for n in journal.files if n.endswith(".safetensors")},
         )
         publish(partial, final, manifest)
         _tidy(job, source, steps, final)

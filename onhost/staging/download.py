@@ -17,13 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onhost.files import OnBytes, ignore_bytes, write_atomic
-from onhost.http_client import make_client
 from onhost.jobs import Job
 from onhost.plan import JobError
 from onhost.staging import manifest as manifests
-from onhost.staging.openers import httpx_opener
 from onhost.staging.ranged import Fetcher, nobody_waits
-from onhost.staging.safetensors import Header, header_length, parse_header, prefix_of
+from onhost.staging.safetensors import FormatError, Header, header_length, parse_header, prefix_of
 from onhost.staging.source import HubFile, Metadata, Source
 from onhost.staging.transfer import Body, Transfer, Wanted
 
@@ -148,6 +146,19 @@ class Origin:
         """Where the first bytes of a weight file are kept: its length field and its header."""
         return self._headers / f"{name.replace('/', '%2F')}.header"
 
+    def check_header(self, name: str) -> None:
+        """JobError where a file begins otherwise than what the plan was made from.
+
+        A header that was read by itself has no hash of its own; the file that has arrived since does.
+        """
+        kept = self.header_path(name)
+        if kept.exists() and kept.read_bytes() != prefix_of(self.folder / name):
+            kept.unlink()
+            raise JobError(
+                f"found {name} of {self.source.repo} with another header than was read before it came; "
+                "wanted the same; run again: the plan is made anew, and what is here is kept"
+            )
+
     def held(self) -> int:
         """Bytes on the disk of files that have begun to come."""
         return sum(part.stat().st_blocks * 512 for part in self.parts.glob("*.part"))
@@ -219,14 +230,24 @@ class Downloads:
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
                 pool.shutdown()
-        return {
-            name: parse_header(start[8:], origin.files[name].size, str(origin.folder / name))
-            for name, start in raw.items()
-        }
+        headers = {}
+        for name, start in raw.items():
+            try:
+                headers[name] = parse_header(start[8:], origin.files[name].size, str(origin.folder / name))
+            except FormatError as error:
+                origin.header_path(name).unlink(missing_ok=True)
+                raise FormatError(
+                    f"{str(error).split('; ')[0]} of {origin.source.repo}; wanted a valid safetensors file; "
+                    "run again, and if it stays so pin another revision: the hub's file is broken"
+                ) from None
+        return headers
 
     @contextmanager
     def _fetcher(self, on_bytes: OnBytes) -> Iterator[Fetcher]:
+        # An HTTP client and the hub's take longer to load than a run with nothing to do takes otherwise.
+        from onhost.http_client import make_client
         from onhost.staging import hub
+        from onhost.staging.openers import httpx_opener
 
         settings = self._settings
         with make_client(timeout=settings.stall, connections=settings.streams, redirects=True) as client:

@@ -38,6 +38,7 @@ def fetch(job: Job) -> dict[str, Any]:
     with claimed(checkpoints, id):
         found = standing(job, final)
         if found is not None and not found.damaged:
+            shutil.rmtree(_repair(final), ignore_errors=True)  # of a run that was killed at its very end
             return found.manifest.value()
         shares = _Shares(job, id)
         manifest = shares.manifest()
@@ -62,10 +63,14 @@ def _mend(job: Job, final: Path, found: Standing, manifest: Manifest, shares: _S
             f"found {final} damaged ({', '.join(found.damaged[:3])}) and of another content than the head's; "
             "wanted the same files; stop what serves it, move the folder away and run again"
         )
-    repaired = final.with_name(f"{final.name}.repair")
+    repaired = _repair(final)
     repaired.mkdir(exist_ok=True)
     shares.fetch(found.damaged, manifest, repaired)
     replace_files(final, repaired, found.damaged)
+
+
+def _repair(final: Path) -> Path:
+    return final.with_name(f"{final.name}.repair")
 
 
 class _Shares:

@@ -5,6 +5,7 @@ Its presence under a final name is the mark of "done".
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from onhost.files import OnBytes, files_below, ignore_bytes, safe_relative, sha256_of
 from onhost.plan import JobError
-from onhost.staging.safetensors import FormatError, read_header
+from onhost.staging.safetensors import FormatError, prefix_of, read_header
 
 MANIFEST = "manifest.json"
 HASHERS = 32  # files at once at most; hashing releases the interpreter, so every core takes part
@@ -46,15 +47,21 @@ def make(
     transforms: list[Any],
     files: Mapping[str, tuple[int, str]],
     inputs: Sequence[Mapping[str, Any]] = (),
+    headers: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """A manifest from its parts. `inputs`: each repository that bytes came from, with revision and hashes."""
+    """A manifest from its parts. `inputs`: each repository that bytes came from, with revision and hashes;
+    `headers`: for weight files the SHA-256 of their header, by which they are checked without their data."""
+    held = {name: {"header_sha256": sha256} for name, sha256 in (headers or {}).items()}
     raw = {
         "format": 1,
         "id": id,
         "source": dict(source),
         "inputs": [dict(one) for one in inputs],
         "transforms": transforms,
-        "files": {name: {"size": size, "sha256": sha} for name, (size, sha) in sorted(files.items())},
+        "files": {
+            name: {"size": size, "sha256": sha, **held.get(name, {})}
+            for name, (size, sha) in sorted(files.items())
+        },
         "bytes": sum(size for size, _ in files.values()),
     }
     return Manifest(id, dict(files), raw)
@@ -121,13 +128,27 @@ def quick_faults(folder: Path, manifest: Manifest) -> list[Fault]:
         if size != wanted:
             faults.append(Fault(name, f"{size} bytes, wanted {wanted}"))
         elif name.endswith(".safetensors"):
-            try:
-                read_header(folder / name)
-            except FormatError as error:
-                faults.append(Fault(name, f"header: {str(error).split('; ')[0]}"))
+            if found_in_header := _header_fault(folder / name, manifest.raw["files"][name]):
+                faults.append(Fault(name, found_in_header))
         elif size <= SMALL and (sha256 := sha256_of(folder / name)) != manifest.files[name][1]:
             faults.append(Fault(name, f"sha256 {sha256}, wanted {manifest.files[name][1]}"))
     return sorted(faults, key=str)
+
+
+def header_sha256(path: Path) -> str:
+    """SHA-256 of a weight file's length field and header; FormatError where it has none."""
+    return hashlib.sha256(prefix_of(path)).hexdigest()
+
+
+def _header_fault(path: Path, entry: Mapping[str, Any]) -> str | None:
+    try:
+        if "header_sha256" not in entry:
+            read_header(path)
+        elif header_sha256(path) != entry["header_sha256"]:
+            return "another header than the manifest's"
+    except FormatError as error:
+        return f"header: {str(error).split('; ')[0]}"
+    return None
 
 
 def faults(folder: Path, manifest: Manifest, on_bytes: Callable[[int], None] = ignore_bytes) -> list[Fault]:

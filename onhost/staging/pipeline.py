@@ -171,6 +171,7 @@ class Pipeline:
                     yield wanted
 
     def _arrived(self, wanted: Wanted) -> None:
+        self._origins[wanted.key.origin].check_header(wanted.key.file)
         with self._change:
             self._whole.add(wanted.key)
         self._start_due()

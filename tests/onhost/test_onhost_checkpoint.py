@@ -8,16 +8,15 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deadly import Deadly, end_of, in_a_child
 from making import EXTRA, FIRST, SECOND, contents, model_files, revision_of, safetensors
 from spark import REPO, Host
 
 from lab.hub import Hub
-from onhost import jobs
 from onhost.locks import exclusive
 from onhost.staging import chain, checkpoint, download, folder, manifest, ranged, verify
 
@@ -111,24 +110,6 @@ def test_only_allowed_files(host: Host, hub: Hub) -> None:
     assert error.startswith("found none of 6 files of org/tiny allowed by ['*.bin']; wanted some")
 
 
-def in_a_child(prepare: Callable[[], None], plan: Path) -> int:
-    """Forks a process for the job, to be killed; `prepare` changes things in it first. Returns its id."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            prepare()
-            os._exit(jobs.main(str(plan)))
-        finally:
-            os._exit(99)
-    return child
-
-
-def end_of(child: int) -> int:
-    """Its exit status, negative for a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def test_a_kill_in_the_middle_of_a_download(host: Host, hub: Hub) -> None:
     """kill -9 while a large file comes in: the next run fetches only what was not there."""
     name, part = "model-00001-of-00002.safetensors", 1 << 16
@@ -158,28 +139,6 @@ def test_a_kill_in_the_middle_of_a_download(host: Host, hub: Hub) -> None:
     assert sent(hub, name) <= size - kept * part
     assert sent(hub, "config.json") == 0
     assert manifest.faults(host.checkpoints / "abc123", manifest.read(host.checkpoints / "abc123")) == []
-
-
-class Deadly:
-    """Counts the moments at which a crash may leave something half-done, and ends the process at one."""
-
-    NAMES = ("fsync", "replace", "rename", "link", "unlink")
-
-    def __init__(self, at: int | None, told: Path) -> None:
-        self.at, self.seen, self.told = at, 0, told
-        for name in self.NAMES:
-            setattr(os, name, self.wrapped(getattr(os, name)))
-
-    def wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **more: Any) -> Any:
-            self.seen += 1
-            if self.seen == self.at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.at is None:
-                self.told.write_text(str(self.seen))
-            return real(*arguments, **more)
-
-        return call
 
 
 @pytest.mark.parametrize("keep_source", [True, False])

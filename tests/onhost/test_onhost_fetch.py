@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from deadly import Deadly, end_of, in_a_child
 from making import model_files, write_repo
 from spark import Host
 
@@ -290,8 +292,8 @@ def test_the_command_says_why_it_cannot_share(
 ) -> None:
     assert sharing.main(["127.0.0.1"], 0, tmp_path / "none", tmp_path) == 1
     assert "found no readable secret" in capsys.readouterr().err
-    assert sharing.main(["192.0.2.1", "192.0.2.2"], 0, token, tmp_path) == 1
-    assert "on listening at 192.0.2.1:0; wanted the fabric's address" in capsys.readouterr().err
+    assert sharing.main(["203.0.113.7", "203.0.113.8"], 0, token, tmp_path) == 1
+    assert "on listening at 203.0.113.7:0; wanted the fabric's address" in capsys.readouterr().err
 
 
 Served = list[tuple[int, str, int]]  # (port, path, status)
@@ -409,3 +411,39 @@ def test_damage_on_a_worker_is_mended_from_the_head(
     write_json(staged / "manifest.json", raw)
     error = worker.run(plan)["error"]
     assert error.startswith(f"found {mine} damaged (config.json) and of another content than the head's; ")
+
+
+def test_a_kill_at_every_moment_of_a_fetch(
+    tmp_path: Path, staged: Path, share: str, token: Path
+) -> None:
+    """kill -9 before each sync, rename and removal, while receiving and while mending."""
+    for name in ("assets/chat.txt", "model-00002-of-00002.safetensors", "model.safetensors.index.json"):
+        raw = json.loads((staged / "manifest.json").read_text())
+        del raw["files"][name]
+        write_json(staged / "manifest.json", raw)
+
+    def mine(host: Host) -> dict[str, bytes]:
+        return {n: p.read_bytes() for n, p in folder_view(host.checkpoints / "abc123").items()}
+
+    def hurt(host: Host, plan: Path) -> None:
+        assert host.run(plan)["ok"]
+        os.truncate(host.checkpoints / "abc123" / "model_extra_tensors.safetensors", 7)
+
+    for mending in (False, True):
+        first = Host(tmp_path / f"whole-{mending}")
+        plan = plan_of(first, share, token)
+        if mending:
+            hurt(first, plan)
+        assert end_of(in_a_child(lambda: Deadly(None, tmp_path / "count"), plan)) == 0
+        moments, reference = int((tmp_path / "count").read_text()), mine(first)
+        assert moments > 10
+        for moment in range(1, moments + 1, 1 if os.environ.get("SPARKSTACK_TEST_THOROUGH") else 5):
+            host = Host(tmp_path / f"at-{mending}-{moment}")
+            plan = plan_of(host, share, token)
+            if mending:
+                hurt(host, plan)
+            ended = end_of(in_a_child(lambda moment=moment: Deadly(moment, tmp_path), plan))  # type: ignore[misc]
+            assert ended in (-signal.SIGKILL, 0)
+            assert host.run(plan)["ok"]
+            assert mine(host) == reference
+            assert sorted(p.name for p in host.checkpoints.iterdir()) == [".abc123.lock", "abc123"]

@@ -248,6 +248,25 @@ def test_the_ledger_frees_what_nobody_needs() -> None:
     assert rest.sources == {Need(SOURCE, "b"): 10}
 
 
+def test_a_header_that_came_wrong(host: Host, hub: Hub, shards: list[str]) -> None:
+    """Headers are read by themselves, before there is a hash to hold them against."""
+    hub.faults.arm({"path": f"/__objects/*{shards[2]}", "kind": "corrupt", "after_bytes": 11})
+    plan = plan_of(host, hub, RESHARD)
+    error = host.run(plan)["error"]
+    assert error.startswith("found a header that is not JSON (") and f"in {shards[2]} of {REPO}" in error
+    assert "; run again, and if it stays so pin another revision" in error
+    # As if the bits had made another header that is just as valid.
+    start = (hub.store.root / REPO / shards[2]).read_bytes()[:500]
+    length = 8 + int.from_bytes(start[:8], "little")
+    home = host.downloads / "org--tiny"
+    kept = home / f"{revision_of(REPO)}.headers" / f"{shards[2]}.header"
+    kept.write_bytes(start[:length].replace(b"U8", b"I8", 1))
+    error = host.run(plan)["error"]
+    assert error.startswith(f"found {shards[2]} of {REPO} with another header than was read before it came;")
+    assert host.run(plan)["ok"]
+    assert b"I8" not in b"".join(content[:600] for content in made(host).values())
+
+
 @pytest.mark.parametrize("line", ['{"name": "config.json"', "[]", '{"name": "../x", "stat": [0, 0]}', "null"])
 def test_a_journal_with_a_bad_line(tmp_path: Path, line: str) -> None:
     folder = tmp_path / "abc.partial"

@@ -2,8 +2,8 @@
 
 Download and graft together against the slower of the two alone, from a hub with a rate limit; then with
 `keep_source: false` the disk's peak against output + two shards, measured while it runs, and the process's
-memory. `--rate 0` sets the limit so that the download takes as long as the graft, where overlap is worth most;
-that wants cores to spare, since hub, download and graft then all run at full speed.
+memory. `--rate 0` sets the limit so that the download takes as long as the graft, where overlap is worth
+most; that wants cores to spare, since hub, download and graft then all run at full speed.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def chain(source: Catalog, steps: Iterable[Step], donors: Donors) -> Chained:
 
     JobError where a step refuses what it was given.
     """
-    # A large model has a hundred thousand tensors, none of them garbage; to look for some takes half the time.
+    # A large model has a hundred thousand tensors, none of them garbage: looking for some is half the time.
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -5,12 +5,26 @@ pyinfra inventories/lab.py deploy.py [-y | --dry] [--data only=docker,serve]
 
 from pyinfra import host
 
-from tasks import access, benchmark, checkpoint, conda, docker, fabric, image, preflight, report, serve, site
+from tasks import (
+    access,
+    ahead,
+    benchmark,
+    checkpoint,
+    conda,
+    docker,
+    fabric,
+    image,
+    preflight,
+    report,
+    serve,
+    site,
+)
 from tasks import host as host_task
 
 stages = site.stages(host.data.get("only"))
 here = site.load()
 access.ensure(host)
+ahead.plan(here, stages)
 report.begin(release=here.release_id, recipe=here.recipe.name)
 
 if "preflight" in stages:

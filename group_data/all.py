@@ -61,7 +61,8 @@ gpu_clock_max_mhz: int | None = None
 headless = False
 
 # Kernel and driver: what of these is installed is held back from upgrades, as a set, so that no unattended
-# upgrade parts the one from the other. Names as dpkg-query matches them. []: nothing is held.
+# upgrade parts the one from the other. Names as dpkg-query matches them; with "!" before it: not these (the
+# container toolkit has versions of its own, and needs its upgrades). []: nothing is held.
 held_packages = [
     "linux-image-*",
     "linux-headers-*",
@@ -74,6 +75,7 @@ held_packages = [
     "nvidia-utils-*",
     "nvidia-compute-utils-*",
     "libnvidia-*",
+    "!libnvidia-container*",
 ]
 
 # The clock is kept by the daemon that is there (chrony, ntpsec, systemd-timesyncd); without any, the last one
@@ -105,7 +107,8 @@ docker_data_root: str | None = None
 # Further settings that /etc/docker/daemon.json must contain; keys of others stay as they are.
 docker_settings: dict[str, object] = {}
 
-# A restart of Docker that would stop what serves is refused, unless the run says: --data restart_serving=yes
+# A restart of Docker that would stop what serves, or containers of others, is refused, unless the run says:
+# --data restart_serving=yes
 
 # ── Conda and the runtime ──
 
@@ -129,6 +132,10 @@ conda_installers: dict[str, dict[str, str | None]] = {
 # installer, for all hosts.
 conda_url: str | None = None
 conda_sha256: str | None = None
+
+# Where conda looks for channels such as conda-forge (CONDA_CHANNEL_ALIAS), for sites that use a mirror:
+# "https://mirrors.tuna.tsinghua.edu.cn/anaconda/cloud", say. None: conda's own place.
+conda_channel_alias: str | None = None
 
 # Environment variables for pip on the hosts, such as PIP_INDEX_URL of a mirror (and UV_… for uv, which builds
 # from source).
@@ -169,7 +176,7 @@ fabric: dict[str, object] = {"kind": None, "port": 0, "base": "192.168.96.0/19"}
 # The network interface by which people and the controller reach a Spark.
 management_interface = "enP7s7"
 
-# Where the endpoint listens on the head. "management": the head's own management address.
+# Where the endpoint listens on the head: an IP address, or "management" for the head's own.
 serve_bind = "127.0.0.1"
 
 # TCP port of the shares (images and checkpoints for the other hosts, over the fabric).

@@ -44,3 +44,9 @@ def source_values(build: Mapping[str, Any], install_dir: str) -> dict[str, Any]:
         "prefix": f"{install_dir}/vllm",
         "source": f"{install_dir}/vllm-source",
     }
+
+
+def variables(pip_environment: Mapping[str, str], channel_alias: str | None) -> dict[str, str]:
+    """The environment of the jobs that install packages. A variable that the site names itself wins."""
+    alias = {"CONDA_CHANNEL_ALIAS": channel_alias} if channel_alias else {}
+    return {**alias, **pip_environment}

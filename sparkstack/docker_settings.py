@@ -72,16 +72,25 @@ def unusable(name: str, path: str, file: DaemonFile) -> Problem | None:
     return Problem(f"{name}: {path}", found, "a regular file or nothing", f"{remedy}, then run again")
 
 
-def restart_refused(name: str, serving: Mapping[str, str], allowed: bool) -> Problem | None:
-    """Why Docker must not be restarted now. `serving`: host -> release, of the ranks that serve."""
-    if not serving or allowed:
+def restart_refused(
+    name: str, serving: Mapping[str, str], others: Mapping[str, Mapping[str, bool]], allowed: bool
+) -> Problem | None:
+    """Why Docker must not be restarted now. `serving`: host -> release, of the ranks that serve; `others`:
+    host -> container of others that runs there -> does its restart policy bring it back?"""
+    if allowed or not (serving or any(others.values())):
         return None
     ranks = ", ".join(f"{rank} (release {release or 'unknown'})" for rank, release in serving.items())
+    still = "else runs" if any(others.values()) else "serves"
+    stops = [f"serving on {ranks}"] if serving else []
+    for host, containers in others.items():
+        after = {True: "comes back by itself", False: "stays stopped"}
+        names = ", ".join(f"{container} ({after[back]})" for container, back in containers.items())
+        stops += [f"on {host} the container{'s' * (len(containers) > 1)} {names}"] if names else []
     return Problem(
         f"{name}: docker",
-        f"settings that need a restart of Docker, which would stop serving on {ranks}",
+        f"settings that need a restart of Docker, which would stop {' and '.join(stops)}",
         "a yes to that",
-        "run with --data restart_serving=yes, or when nothing serves",
+        f"run with --data restart_serving=yes, or when nothing {still}",
     )
 
 

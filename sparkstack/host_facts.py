@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,9 +29,11 @@ class HostFacts:
 
     `os_id` and `os_version` as in /etc/os-release; memory and `disk_free` (by folder) in bytes, and
     `file_systems` names the one on which each folder is; `port_owner` of the recipe's port is "free",
-    "sparkstack" or the other process; the clock in seconds of the epoch. `container` is the kind of container
-    that the host is ("" for none), `kernel_log` what is suspicious in the kernel's journal of this boot, and
-    `connectx` the PCI addresses of its ConnectX-7 ports.
+    "sparkstack" (our serving unit) or the other process, and `serving` says that a rank of ours runs;
+    `docker_version` is "" where the daemon does not answer; `account_exists` is about `Wanted.account`; the
+    clock in seconds of the epoch. `container` is the kind of container that the host is ("" for none),
+    `kernel_log` what is suspicious in the kernel's journal of this boot, and `connectx` the PCI addresses of
+    its ConnectX-7 ports.
     """
 
     name: str
@@ -45,7 +47,10 @@ class HostFacts:
     port_owner: str | None = None
     sudo_ok: bool = False
     python_version: str | None = None
+    serving: bool = False
+    account_exists: bool | None = None
     docker_version: str | None = None
+    container_toolkit: str | None = None
     gpu: Gpu | None = None
     kernel: str = ""
     clock_epoch_s: float | None = None
@@ -64,7 +69,8 @@ class Wanted:
 
     `systems` are (ID, VERSION_ID) pairs that are accepted; memory and `disk_bytes` (by folder) in bytes.
     While our own server runs, its memory is not free and will be: `memory_bytes` is then held against the
-    total. A recipe cannot name a driver or a CUDA version: these are what the images are built for.
+    total. `driver` and `cuda` are the recipe's, or what the images are built for; `from_recipe` names those
+    that the recipe says. `account` is who works on the host.
     """
 
     systems: Sequence[tuple[str, str]] = (("ubuntu", "24.04"),)
@@ -76,6 +82,8 @@ class Wanted:
     compute_capability: str = "12.1"
     driver: str = "580"
     cuda: str = "13.0"
+    from_recipe: Collection[str] = ()
+    account: str = ""
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -5,9 +5,12 @@ Defaults and what each knob means live in `group_data/all.py`; here is what a va
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -28,13 +31,66 @@ def _folder(path: str) -> str:
     return path.rstrip("/")
 
 
+def _matching(pattern: str, wanted: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise refusal(wanted)
+        return text
+
+    return AfterValidator(check)
+
+
+def _url(*schemes: str) -> AfterValidator:
+    def check(text: str) -> str:
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError:  # a port that is no number, or a bracket that does not close
+            parts, port = urlsplit(""), None
+        place = parts.hostname if parts.scheme != "file" else parts.path
+        if parts.scheme not in schemes or not place or port == 0 or re.search(r"[\s?#]", text):
+            raise refusal(f"a URL that begins with {' or '.join(f'{scheme}://' for scheme in schemes)}")
+        if "@" in parts.netloc:
+            raise refusal("a URL without user and password in it, for logs and reports show it")
+        return text
+
+    return AfterValidator(check)
+
+
+def _bind(text: str) -> str:
+    if text != "management":
+        try:
+            ip_address(text)
+        except ValueError:
+            raise refusal("an IP address, or 'management' for the head's own") from None
+    return text
+
+
+Url = Annotated[str, _url("https", "http")]
+Download = Annotated[str, _url("https", "http", "file")]
+Bind = Annotated[str, AfterValidator(_bind)]
+# As in /etc/os-release, where both parts have only these characters.
+System = Annotated[
+    str,
+    _matching(r"[a-z0-9._-]+:[A-Za-z0-9._-]+", "ID:VERSION_ID of /etc/os-release, such as 'ubuntu:24.04'"),
+]
+# What the kernel takes as a name: at most 15 bytes.
+NetworkInterface = Annotated[
+    str,
+    _matching(r"(?!\.{1,2}$)[A-Za-z0-9._@-]{1,15}", "the name of an interface, as `ip link` shows it"),
+]
+Package = Annotated[str, _matching(r"[a-z0-9][a-z0-9.+-]+(:[a-z0-9]+)?", "the name of a Debian package")]
+PackagePattern = Annotated[
+    str, _matching(r"!?[a-z0-9*?\[][a-z0-9.+*?\[\]-]*", "a package's name or pattern, or ! and one of these")
+]
+EnvName = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name (letters, digits, '_')")]
 Folder = Annotated[str, AfterValidator(_folder)]
 
 
 class Installer(Strict):
     """A conda installer: where it is, and the SHA-256 that it must have. None: not known."""
 
-    url: str | None
+    url: Download | None
     sha256: SHA256 | None
 
 
@@ -45,7 +101,7 @@ class SourceBuild(Strict):
     ref: str
     python: str
     torch: list[str]
-    torch_index: str
+    torch_index: Url
     cuda_arch: str
     jobs: Annotated[int, Field(ge=1)] | None
 
@@ -64,8 +120,8 @@ class Knobs(Strict):
     recipe: str
     user: UserName | None
     accelerator: Literal["gpu", "cpu"]
-    accepted_systems: list[str]
-    packages: list[str]
+    accepted_systems: Annotated[list[System], Field(min_length=1)]
+    packages: list[Package]
     state_dir: Folder
     config_dir: Folder
     install_dir: Folder
@@ -81,31 +137,32 @@ class Knobs(Strict):
     drop_caches_sudo: bool
     gpu_clock_max_mhz: Annotated[int, Field(ge=200, le=4000)] | None
     headless: bool
-    held_packages: list[str]
+    held_packages: list[PackagePattern]
     time_sync: bool
     journald_persistent: bool
 
-    docker_mirrors: list[str] | None
+    docker_mirrors: list[Url] | None
     docker_settings: dict[str, Any]
     docker_log_options: dict[str, str] | None
     docker_cgroupfs: bool
     docker_nvidia_default: bool
     docker_data_root: Folder | None
 
-    conda_url: str | None
+    conda_url: Download | None
     conda_sha256: SHA256 | None
+    conda_channel_alias: Url | None
     conda_installers: dict[str, Installer]
-    pip_environment: dict[str, str]
+    pip_environment: dict[EnvName, str]
     runtime_install: Literal["container", "source"]
     source_build: SourceBuild
 
-    hub_endpoint: str | None
+    hub_endpoint: Url | None
     hub_token_file: str | None
     image_bases: dict[str, str]
 
     fabric: Fabric
-    management_interface: str
-    serve_bind: str
+    management_interface: NetworkInterface
+    serve_bind: Bind
     share_port: Annotated[int, Field(ge=1, le=65535)]
     distribution: Distribution
 
@@ -129,6 +186,14 @@ RUN_OPTIONS: Mapping[str, bool] = {
     "hashes": True,
 }
 
+# Passwords as pyinfra would take them. One for sudo has better ways in; those for SSH may stand in a site's
+# own inventory, but arguments are read by every user of the controller.
+SECRETS = {
+    "_sudo_password": "take it out; set SPARKSTACK_SUDO_PASSWORD, or type it on the terminal",
+    "ssh_password": "take it out; use a key or an SSH agent",
+    "ssh_key_password": "take it out; use an SSH agent",
+}
+
 
 def problems(
     data: Mapping[str, Any], homes: Mapping[str, str] | None = None, known: Iterable[str] = ()
@@ -141,6 +206,11 @@ def problems(
     ours = {key: value for key, value in data.items() if key in Knobs.model_fields}
     candidates = [*Knobs.model_fields, *HOST_NAMES, *RUN_OPTIONS, *known]
     found = []
+    for key in sorted(SECRETS.keys() & data.keys()):
+        if data[key] not in (None, "") and (key == "_sudo_password" or homes.get(key) == "--data"):
+            # Never the value: this line is shown, and kept in reports.
+            wanted = "no password in a file or an argument"
+            found.append(Problem(_where(homes, key), key, wanted, SECRETS[key]))
     for key in data:
         if key not in candidates:
             near = next(iter(get_close_matches(key, candidates, 1)), None)
@@ -187,7 +257,8 @@ def _problem(detail: dict[str, Any], key: str, homes: Mapping[str, str]) -> Prob
         near = next(iter(get_close_matches(inner[-1], known, 1)), None)
         remedy = f"did you mean {near!r}?" if near else "remove it"
         return Problem(_where(homes, key), f"unknown name {name!r}", f"one of: {', '.join(known)}", remedy)
-    text = repr(detail["input"])
+    # A URL may hold a password.
+    text = re.sub(r"//[^/@]*@", "//…@", repr(detail["input"]))
     found = f"{name} = {text if len(text) <= 60 else text[:57] + '…'} ({_kind(detail['input'])})"
     context = detail.get("ctx", {})
     if detail["type"] == "refusal":

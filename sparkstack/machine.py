@@ -130,8 +130,14 @@ def time_daemon(machine: Machine) -> str | None:
 
 
 def to_hold(patterns: list[str], installed: Collection[str]) -> list[str]:
-    """What is installed of kernel and driver."""
-    return sorted(name for name in installed if any(fnmatch.fnmatch(name, pattern) for pattern in patterns))
+    """What is installed of kernel and driver. A pattern that begins with "!" takes names out again."""
+
+    def among(names: list[str], name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in names)
+
+    wanted = [pattern for pattern in patterns if not pattern.startswith("!")]
+    unwanted = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    return sorted(name for name in installed if among(wanted, name) and not among(unwanted, name))
 
 
 def wanted_packages(data: Any, machine: Machine) -> list[str]:

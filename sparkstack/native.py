@@ -14,6 +14,7 @@ from sparkstack.expectation import Benchmark, Expect
 from sparkstack.recipe_fields import (
     DERIVED_OPTIONS,
     UNVERIFIED,
+    AtLeast,
     DockerSize,
     EnvName,
     HubId,
@@ -96,6 +97,14 @@ class Budget(Strict):
     download_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
+class Host(Strict):
+    """What a Spark itself must have at least, where the recipe needs more than the image's usual: versions
+    such as driver "580.95" and cuda "13.0" (what the driver can, as nvidia-smi says it)."""
+
+    driver: AtLeast | None = None
+    cuda: AtLeast | None = None
+
+
 class Recipe(Strict):
     """All of it. `served_model_name` is the model's name in the API, the hub id when absent. `accept` holds
     rules of `check` that the recipe breaks knowingly, each with the reason."""
@@ -111,6 +120,7 @@ class Recipe(Strict):
     image: Image
     serve: Serve
     budget: Budget
+    host: Host = Host()
     expect: Expect = Expect()
     benchmark: Benchmark = Benchmark()
     accept: dict[Slug, str] = Field(default_factory=dict)

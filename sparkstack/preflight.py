@@ -6,15 +6,15 @@ Every check says "ok", "failed", or "not checked" with the reason: what was not 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from sparkstack.alike import across
 from sparkstack.disk_need import by_file_system
 from sparkstack.host_facts import CheckResult, Gpu, HostFacts, Status, Wanted
 from sparkstack.kernel import connectx_faults, gpu_memory_faults, next_boot
-from sparkstack.recipe import Recipe
 from sparkstack.units import gib_text
 
-__all__ = ["CheckResult", "Gpu", "HostFacts", "Wanted", "across", "check", "nodes"]
+__all__ = ["CheckResult", "Gpu", "HostFacts", "Wanted", "across", "check"]
 
 
 def check(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
@@ -24,6 +24,7 @@ def check(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
         *_memory(facts, wanted),
         *_disk(facts, wanted),
         _port(facts, wanted),
+        *_docker(facts, wanted),
         *_gpu(facts, wanted),
         _next_boot(facts, wanted),
         *_kernel_log(facts),
@@ -40,6 +41,7 @@ def _result(
 
 def _system(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
     root = "root rights" if facts.sudo_ok else "no root rights"
+    whose = "" if facts.account_exists else "no "
     return [
         _result(
             facts,
@@ -73,12 +75,20 @@ def _system(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
             f"{wanted.python_version} or newer",
             "install python3",
         ),
+        _result(
+            facts,
+            "user",
+            facts.account_exists,
+            "no answer" if facts.account_exists is None else f"{whose}user {wanted.account}",
+            "the one that owns the daily work",
+            "correct `user` in group_data, or create the user on the host",
+        ),
     ]
 
 
 def _memory(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
     # What our own server holds comes back when it is stopped for the new release.
-    serving = facts.port_owner == "sparkstack"
+    serving = facts.serving
     memory = facts.memory_total_bytes if serving else facts.memory_available_bytes
     kind = "in total (our server runs)" if serving else "available"
     total, free = facts.cma_total_bytes, facts.cma_free_bytes
@@ -132,9 +142,37 @@ def _port(facts: HostFacts, wanted: Wanted) -> CheckResult:
     )
 
 
+def _docker(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
+    """Both come with DGX OS, and we do not install them."""
+    version, toolkit = facts.docker_version, facts.container_toolkit
+    # A daemon that does not answer may be what the stage docker mends.
+    found = "no Docker" if version is None else version or "a daemon that does not answer"
+    results = [
+        _result(
+            facts,
+            "docker",
+            None if version == "" else version is not None,
+            found,
+            "Docker",
+            "install it (DGX OS has it: package docker-ce)",
+        )
+    ]
+    name, want = "container toolkit", "nvidia-ctk"
+    if wanted.accelerator == "cpu":
+        return [*results, _result(facts, name, None, "accelerator is cpu", want)]
+    remedy = "install it (DGX OS has it: package nvidia-container-toolkit)"
+    found = f"no {want}" if toolkit is None else f"{want} {toolkit}".strip()
+    return [*results, _result(facts, name, toolkit is not None, found, want, remedy)]
+
+
 def _gpu(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
     capability = f"compute capability {wanted.compute_capability}"
-    driver, cuda = f"{wanted.driver} or newer", f"{wanted.cuda} or newer"
+
+    def least(name: str, version: str) -> str:
+        whose = "the recipe's" if name in wanted.from_recipe else "default; the recipe names none"
+        return f"{version} or newer ({whose})"
+
+    driver, cuda = least("driver", wanted.driver), least("cuda", wanted.cuda)
     gpu = facts.gpu
     if wanted.accelerator == "cpu":
         wants = {"gpu": capability, "driver": driver, "cuda": cuda}
@@ -160,7 +198,7 @@ def _gpu(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
             "driver",
             _at_least(gpu.driver, wanted.driver),
             gpu.driver,
-            f"{driver} (default; the recipe names none)",
+            driver,
             "upgrade DGX OS, and restart",
         ),
         _result(
@@ -235,55 +273,6 @@ def _kernel_log(facts: HostFacts) -> list[CheckResult]:
 def _lines(faults: Sequence[str]) -> str:
     count = "1 line" if len(faults) == 1 else f"{len(faults)} lines"
     return f"{count}, the last: {faults[-1][:200]}" if faults else "nothing"
-
-
-def nodes(recipe: Recipe, count: int) -> CheckResult:
-    """Does the recipe run on as many hosts as the inventory has?"""
-    for problem in recipe.check_nodes(count):
-        return CheckResult(
-            "all hosts", "nodes", "failed", problem.found, problem.wanted, f"{problem.remedy} {recipe.name}"
-        )
-    return CheckResult("all hosts", "nodes", "ok", f"{count} hosts", f"what recipe {recipe.name} allows")
-
-
-def across(all_facts: Sequence[HostFacts], max_skew_s: float = 30.0) -> list[CheckResult]:
-    """What must be alike on the hosts of a cluster: architecture, kernel, driver, clock; [] for one host.
-
-    `max_skew_s` leaves room for the facts of different hosts being asked for at different moments.
-    """
-    if len(all_facts) < 2:
-        return []
-    update = "bring all hosts to the same DGX OS update"
-    drivers = {facts.name: facts.gpu.driver if facts.gpu else None for facts in all_facts}
-    results = [
-        _alike("architecture", {facts.name: facts.arch or None for facts in all_facts}, "use like machines"),
-        _alike("kernel", {facts.name: facts.kernel or None for facts in all_facts}, update),
-        _alike("driver", drivers, update),
-    ]
-    clocks = {facts.name: facts.clock_epoch_s for facts in all_facts}
-    known = {name: clock for name, clock in clocks.items() if clock is not None}
-    wanted = f"at most {max_skew_s:g} s apart"
-    if len(known) < len(clocks):
-        found = "no clock of " + ", ".join(sorted(clocks.keys() - known.keys()))
-        return [*results, CheckResult("all hosts", "clocks", "not checked", found, wanted)]
-    skew = max(known.values()) - min(known.values())
-    found = (
-        f"{skew:.1f} s between {min(known, key=known.__getitem__)} and {max(known, key=known.__getitem__)}"
-    )
-    status: Status = "ok" if skew <= max_skew_s else "failed"
-    remedy = "" if status == "ok" else "switch time synchronisation on (timedatectl set-ntp true)"
-    return [*results, CheckResult("all hosts", "clocks", status, found, wanted, remedy)]
-
-
-def _alike(name: str, values: Mapping[str, str | None], remedy: str) -> CheckResult:
-    wanted = "the same on all hosts"
-    known = {value for value in values.values() if value is not None}
-    found = ", ".join(f"{host} {value or 'unknown'}" for host, value in values.items())
-    if len(known) > 1:
-        return CheckResult("all hosts", name, "failed", found, wanted, remedy)
-    if None in values.values():
-        return CheckResult("all hosts", name, "not checked", found, wanted)
-    return CheckResult("all hosts", name, "ok", next(iter(known)), wanted)
 
 
 def _at_least(version: str, least: str) -> bool:

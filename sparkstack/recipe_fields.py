@@ -114,6 +114,7 @@ _HUB_ID = (r"[\w.-]+/[\w.-]+", "a hub id, ORGANISATION/NAME")
 _ENV_NAME = (r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name (letters, digits, '_')")
 _OPTION_NAME = (r"[a-z][a-z0-9_]*", "an option in snake case, as max_model_len for --max-model-len")
 _VERSION = (r"\d+(\.\d+)+", "a version, as 0.20.2")
+_AT_LEAST = (r"\d+(\.\d+)*", "a version, as 580 or 580.95.05")
 _DOCKER_SIZE = (r"[1-9][0-9]*[bkmg]?", "a size for Docker such as 2g")
 
 Slug = Annotated[str, _matching(*_SLUG), _pattern(*_SLUG)]
@@ -127,4 +128,5 @@ OptionName = Annotated[str, _matching(*_OPTION_NAME)]
 Option = Annotated[Any, BeforeValidator(_option)]
 DockerSize = Annotated[str, _matching(*_DOCKER_SIZE), _pattern(*_DOCKER_SIZE)]
 Version = Annotated[str, _matching(*_VERSION), _pattern(*_VERSION)]
+AtLeast = Annotated[str, _matching(*_AT_LEAST), _pattern(*_AT_LEAST)]
 ShardBytes = Annotated[int, BeforeValidator(_shard_bytes, json_schema_input_type=int | str)]

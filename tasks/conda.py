@@ -13,7 +13,7 @@ from pyinfra.facts.server import Arch
 from sparkstack import conda
 from sparkstack.errors import SparkstackError
 from tasks import drift, wheels
-from tasks.facts import CondaEnvironment, Text
+from tasks.facts import Ask, CondaEnvironment, Text
 from tasks.files import Commands, ManagedFile, render
 from tasks.operations import wheel_installed
 from tasks.remote import fail, shell_job
@@ -21,8 +21,22 @@ from tasks.site import ROOT, Site
 
 # Each product carries a marker with the hash of what it was made from, written last.
 MARKER = ".sparkstack"
+ONHOST_MARKER = ".sparkstack-onhost"
 # What the package `onhost` imports of files/environment.yml: an environment counts when it can, too.
 PACKAGES = "huggingface_hub, httpx"
+
+
+def asks(site: Site) -> list[Ask]:
+    """The facts that the operations below ask of a host that is as declared."""
+    prefix = site.data.install_dir
+    source: Ask = (Text, {"path": f"{prefix}/vllm/{MARKER}"})
+    return [
+        (Arch, {}),
+        (Text, {"path": f"{prefix}/conda/{MARKER}"}),
+        (CondaEnvironment, {"path": f"{prefix}/env", "marker": MARKER, "packages": PACKAGES}),
+        (Text, {"path": f"{prefix}/env/{ONHOST_MARKER}"}),
+        *([source] if site.data.runtime_install == "source" else []),
+    ]
 
 
 @operation()
@@ -145,6 +159,7 @@ def source_script(
 def deploy_conda(site: Site) -> None:
     """After this the host runs jobs: `<install_dir>/env/bin/python -m onhost`."""
     prefix = site.data.install_dir
+    variables = conda.variables(site.data.pip_environment, site.data.conda_channel_alias)
     miniforge(
         name="Miniforge is installed",
         arch=host.get_fact(Arch),  # for a machine it is what it is; asked once
@@ -157,7 +172,7 @@ def deploy_conda(site: Site) -> None:
         name="environment is built",
         prefix=prefix,
         definition=(ROOT / "files/environment.yml").read_text(),
-        pip_environment=site.data.pip_environment,
+        pip_environment=variables,
     )
     wheel, digest = wheels.build(ROOT / "onhost")
     wheel_installed(
@@ -165,12 +180,12 @@ def deploy_conda(site: Site) -> None:
         python=site.python,
         wheel=wheel,
         digest=digest,
-        marker=f"{prefix}/env/.sparkstack-onhost",
+        marker=f"{prefix}/env/{ONHOST_MARKER}",
     )
     vllm_from_source(
         name="vLLM is built, where it is to be",
         runtime_install=site.data.runtime_install,
         build=site.data.source_build,
         install_dir=prefix,
-        pip_environment=site.data.pip_environment,
+        pip_environment=variables,
     )

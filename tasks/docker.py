@@ -14,13 +14,12 @@ from typing import Any
 
 from pyinfra import host, logger
 from pyinfra.api import FactBase, FunctionCommand, StringCommand, deploy, operation
-from pyinfra.operations import systemd
 
 from sparkstack import daemon_json, differences, docker_settings, knobs
 from sparkstack.docker_settings import DaemonFile
 from sparkstack.errors import SparkstackError
 from tasks import drift, serve, undo
-from tasks.facts import ServeState
+from tasks.facts import Ask, ServeState
 from tasks.files import Commands, ManagedFile
 from tasks.remote import fail, report_failure, shell
 from tasks.site import Site
@@ -30,6 +29,7 @@ from tasks.site import Site
 DUE = "/run/sparkstack-docker-restart-due"
 BEFORE = "/run/sparkstack-docker-before"
 TRIAL = "/run/sparkstack-docker-trial.json"
+SERVICE = "docker.service"
 
 
 class DaemonJson(FactBase[DaemonFile]):
@@ -101,6 +101,54 @@ class Mirrors(FactBase[Mapping[str, str]]):
         return {mirror: status for status, _, mirror in (line.partition(" ") for line in output) if mirror}
 
 
+class Others(FactBase[Mapping[str, bool]]):
+    """Returns the containers of others that a restart of the daemon would stop, and whether each comes back
+    by its restart policy; none where the daemon lets them live through it. Asked only before a restart."""
+
+    @staticmethod
+    def default() -> dict[str, bool]:
+        return {}
+
+    def command(self) -> str:
+        return (
+            "[ \"$(docker info -f '{{.LiveRestoreEnabled}}' 2>/dev/null)\" = true ] || "
+            "docker ps -q 2>/dev/null | "
+            "xargs -r docker inspect -f '{{.Name}} {{.HostConfig.RestartPolicy.Name}}' 2>/dev/null; true"
+        )
+
+    def process(self, output: list[str]) -> dict[str, bool]:
+        # "on-failure" does not count: it looks at the container's own end, not at the daemon's.
+        pairs = (line.removeprefix("/").partition(" ") for line in output if line.startswith("/"))
+        return {
+            name: policy in ("always", "unless-stopped")
+            for name, _, policy in pairs
+            if not name.startswith("sparkstack-")
+        }
+
+
+class DaemonState(FactBase[str]):
+    """Returns `is-enabled` and `is-active` of Docker's unit, such as "enabled active"."""
+
+    default = str
+
+    def command(self) -> str:
+        return f"systemctl show -p UnitFileState -p ActiveState {SERVICE}"
+
+    def process(self, output: list[str]) -> str:
+        found = dict(line.split("=", 1) for line in output if "=" in line)
+        return f"{found.get('UnitFileState') or 'not-found'} {found.get('ActiveState') or 'inactive'}"
+
+
+def asks(site: Site) -> list[Ask]:
+    """The facts that the operations below ask of a host that is as declared."""
+    mirrors = site.data.docker_mirrors
+    return [
+        *([(Mirrors, {"mirrors": mirrors})] if mirrors else []),
+        (DaemonJson, {"path": daemon_json.PATH}),
+        (DaemonState, {}),
+    ]
+
+
 def _serving(site: Site) -> dict[str, str]:
     """The ranks whose unit is active or about to be: host -> release."""
     states = {rank.name: rank.get_fact(ServeState, config_dir=site.data.config_dir) for rank in site.hosts}
@@ -148,7 +196,8 @@ def merged_daemon_json(site: Site, path: str) -> Commands:
         return
     drift.differs(path, *differences.of_settings(file.text, settings))
     allowed = knobs.switched_on(site.data, "restart_serving")
-    if refused := docker_settings.restart_refused(host.name, _serving(site), allowed):
+    others = {host.name: host.get_fact(Others)}
+    if refused := docker_settings.restart_refused(host.name, _serving(site), others, allowed):
         yield fail(str(refused))
         return
     if host.get_fact(Validates):
@@ -157,6 +206,8 @@ def merged_daemon_json(site: Site, path: str) -> Commands:
     if file.text is not None:
         yield StringCommand(f"test -e {backup} || cp -p {quoted} {backup}")
     yield StringCommand(undo.sets(path, settings))
+    if root := settings.get("data-root"):
+        yield StringCommand(undo.did("data-root", str(root), ask=undo.nearest(str(root))))
     # The mark comes first: a run that is killed after the rename still restarts the daemon next time.
     yield StringCommand(
         f"rm -f {BEFORE}; ! test -e {quoted} || cp -p {quoted} {BEFORE}; echo {file.kind} > {DUE}"
@@ -197,15 +248,24 @@ def daemon_restarted(site: Site, path: str) -> Commands:
         drift.differs("docker.service", "running with its settings of before", "restarted", host=rank.name)
     serving = _serving(site)
     allowed = knobs.switched_on(site.data, "restart_serving")
-    if refused := docker_settings.restart_refused(host.name, serving, allowed):
+    others = {rank.name: rank.get_fact(Others) for rank in due}
+    if refused := docker_settings.restart_refused(host.name, serving, others, allowed):
         yield fail(str(refused))
         return
-    yield FunctionCommand(_restart, (site, path, due, bool(serving)), {})
+    yield FunctionCommand(_restart, (site, path, due, bool(serving), others), {})
 
 
-def _restart(state: Any, host: Any, site: Site, path: str, due: list[Any], serving: bool) -> bool:
+def _restart(
+    state: Any,
+    host: Any,
+    site: Site,
+    path: str,
+    due: list[Any],
+    serving: bool,
+    others: Mapping[str, Mapping[str, bool]],
+) -> bool:
     """Stop what serves, restart the daemons, start what served. A daemon that does not come back gets the
-    file before back."""
+    file before back. Containers of others that stay stopped are named."""
     if serving and not serve.stop_ranks(host, site):
         return False
     restart = "systemctl reset-failed docker.service; systemctl restart docker.service"
@@ -213,6 +273,9 @@ def _restart(state: Any, host: Any, site: Site, path: str, due: list[Any], servi
         ok, said = shell(rank, f"{restart} && rm -f {DUE} {BEFORE}")
         if not ok:
             return _take_back(host, rank, path, said)
+        if stopped := ", ".join(name for name, back in others[rank.name].items() if not back):
+            line = f"{rank.name}: docker: the restart stopped {stopped}; start what you still want of these"
+            host.log_styled(line, fg="yellow", log_func=logger.warning)
     return not serving or serve.start_ranks(host, site)
 
 
@@ -236,6 +299,24 @@ def _take_back(host: Any, rank: Any, path: str, said: str) -> bool:
     )
 
 
+@operation()
+def daemon_runs() -> Commands:
+    """Start Docker and have it start at boot. No-op when systemd says that it does both."""
+    state = host.get_fact(DaemonState)
+    enabled, _, active = state.partition(" ")
+    todo = [
+        *(["enable"] if enabled in ("disabled", "not-found") else []),
+        *(["start"] if active not in ("active", "activating", "reloading") else []),
+    ]
+    if not todo:
+        host.noop(f"{SERVICE} is {state}")
+        return
+    drift.differs(SERVICE, state.replace(" ", " and "), "enabled and active")
+    # Without a reload, which would take the GPU away from containers (sparkstack/machine.py).
+    words = " && ".join(f"systemctl {word} --quiet --no-reload {SERVICE}" for word in todo)
+    yield StringCommand(f"{undo.did('unit', SERVICE, state)} && {words}")
+
+
 @deploy("docker")
 def deploy_docker(site: Site) -> None:
     """daemon.json says what is declared; the daemon runs with it and starts at boot."""
@@ -243,4 +324,4 @@ def deploy_docker(site: Site) -> None:
     mirrors_answer(name="mirrors answer", mirrors=site.data.docker_mirrors or [])
     merged_daemon_json(name="daemon.json has our settings", site=site, path=path)
     daemon_restarted(name="daemon has read them", site=site, path=path)
-    systemd.service(name="daemon runs", service="docker.service", running=True, enabled=True)
+    daemon_runs(name="daemon runs")

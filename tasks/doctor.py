@@ -21,7 +21,7 @@ from rich.console import Console
 
 from sparkstack import differences
 from sparkstack.doctor import Diagnosis, Line
-from tasks import access, benchmark, checkpoint, conda, docker, drift, fabric, image, preflight, serve
+from tasks import access, ahead, benchmark, checkpoint, conda, docker, drift, fabric, image, preflight, serve
 from tasks import host as host_task
 from tasks.facts import FileStates
 from tasks.files import WriteFile
@@ -83,7 +83,7 @@ def _examined(site: Site, stages: list[str]) -> list[Line]:
             Line(host.name, "preflight", "sudo", "failed", found.found, found.wanted, found.remedy),
             Line(host.name, "preflight", "everything else", "not checked", "no root rights"),
         ]
-    lines: list[Line] = []
+    lines = _guarded("preflight", "facts", lambda: _asked_ahead(site, stages))
     if "preflight" in stages:
         lines += _guarded(
             "preflight", "facts", lambda: [Line.of_check(one) for one in preflight.judged(site)]
@@ -92,6 +92,11 @@ def _examined(site: Site, stages: list[str]) -> list[Line]:
         if stage in DEPLOYS:
             lines += _guarded(stage, "declaration", lambda stage=stage: _drifts(site, stage))  # type: ignore[misc]
     return lines
+
+
+def _asked_ahead(site: Site, stages: list[str]) -> list[Line]:
+    ahead.plan(site, stages)
+    return []
 
 
 def _guarded(stage: str, check: str, look: Callable[[], list[Line]]) -> list[Line]:

@@ -11,7 +11,7 @@ from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 from sparkstack import differences, launch, machine, netplan, routes
 from sparkstack.fabric import Interface
 from tasks import drift, undo
-from tasks.facts import Addresses, FileStates, Hcas, Routes
+from tasks.facts import Addresses, Ask, FileStates, Hcas, Routes
 from tasks.files import Commands, ManagedFile
 from tasks.machine import MachineState
 from tasks.operations import managed_files
@@ -22,6 +22,16 @@ from tasks.site import Site
 SETTLE_SECONDS = 20
 # Outside of /etc/netplan: netplan reads every file there.
 BEFORE = "/run/sparkstack-netplan-before"
+
+
+def asks(site: Site) -> list[Ask]:
+    """The facts that the operations below ask of a host that is as declared."""
+    twins: list[Ask] = [(Addresses, {}), (Routes, {}), (FileStates, {"paths": [netplan.PATH]})]
+    return [
+        *(twins if site.interfaces else []),
+        (Hcas, {}),
+        (FileStates, {"paths": [f"{site.data.config_dir}/fabric.env"]}),
+    ]
 
 
 @operation()

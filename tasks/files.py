@@ -55,7 +55,8 @@ class ManagedFile:
         """
         path, new = shlex.quote(self.path), shlex.quote(self.path + ".sparkstack-new")
         folder = shlex.quote(str(Path(self.path).parent))
-        before = "" if undo.own(self.path) else f"{undo.keep(self.path)} || exit 1; "
+        kept = undo.keep(self.path)
+        before = "" if kept == "true" else f"{kept} || exit 1; "
         # What holds secrets is root's alone, the folder too.
         mask = "077" if self.mode == "600" else "022"
         # Where the connection ends in between, base64 takes what came for the whole.

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import shlex
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from pyinfra import host
 from pyinfra.api import FactBase, FunctionCommand, StringCommand, deploy, operation
 
 from sparkstack import machine
 from tasks import drift, undo
-from tasks.facts import FileStates
+from tasks.facts import Ask, FileStates
 from tasks.files import Commands, ManagedFile, render
 from tasks.machine import MachineState
 from tasks.remote import fail, report_failure, shell
@@ -79,22 +78,23 @@ def host_files(data: Any, user: str) -> dict[str, ManagedFile | None]:
     }
 
 
-# (next operation, what the host said): an operation that changed nothing hands it on, so that the next one of
-# this run need not ask again. Taken once.
-_handed: WeakKeyDictionary[Any, tuple[str, machine.Machine]] = WeakKeyDictionary()
+def asks(site: Site) -> list[Ask]:
+    """The facts that the operations below ask of a host that is as declared."""
+    return [
+        (MachineState, {"packages": _asked_packages(site.data)}),
+        (Account, {"user": site.user}),
+        (FileStates, {"paths": list(machine.FILES.values())}),
+    ]
 
 
-def _machine(site: Site, operation: str) -> machine.Machine:
-    """The host as the operation before `operation` left it."""
-    to, state = _handed.pop(site.host, ("", machine.Machine()))
-    if to == operation:
-        return state
+def _machine(site: Site) -> machine.Machine:
     found: machine.Machine = host.get_fact(MachineState, packages=_asked_packages(site.data))
     return found
 
 
 def _asked_packages(data: Any) -> list[str]:
-    return [*data.packages, "earlyoom", "systemd-timesyncd", *data.held_packages]
+    held = [pattern for pattern in data.held_packages if not pattern.startswith("!")]
+    return [*data.packages, "earlyoom", "systemd-timesyncd", *held]
 
 
 @operation()
@@ -103,10 +103,9 @@ def packages_installed(site: Site) -> Commands:
 
     No-op when dpkg has all of them. Nothing is ever upgraded or removed.
     """
-    state = _machine(site, "packages")
+    state = _machine(site)
     missing = machine.missing_packages(machine.wanted_packages(site.data, state), state.installed)
     if not missing:
-        _handed[site.host] = "settings", state
         host.noop("all packages are installed")
         return
     for name in missing:
@@ -185,7 +184,7 @@ def settings_in_place(site: Site) -> Commands:
     the same. Fails before any change where systemd would have to read its files again under a container that
     would lose the GPU by it.
     """
-    state = _machine(site, "settings")
+    state = _machine(site)
     files = host_files(site.data, site.user)
     found = host.get_fact(FileStates, paths=list(machine.FILES.values()))
     changed = [
@@ -195,7 +194,6 @@ def settings_in_place(site: Site) -> Commands:
     ]
     steps = machine.steps({*changed, *state.due}, site.data, state)
     if not changed and not steps and not state.due:
-        _handed[site.host] = "held", state
         host.noop("all settings are in place")
         return
     for step in steps:
@@ -252,7 +250,7 @@ def packages_held(site: Site) -> Commands:
 
     No-op when apt holds all of them (or none is installed).
     """
-    state = _machine(site, "held")
+    state = _machine(site)
     wanted = machine.to_hold(site.data.held_packages, state.installed)
     missing = [name for name in wanted if name not in state.held]
     if not missing:

@@ -26,8 +26,10 @@ systemctl show -p Id -p UnitFileState -p ActiveState -p NeedDaemonReload -p OOMS
     END { tell() }'
 
 if [ "$#" -gt 0 ]; then
-    echo "installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "$@" 2>/dev/null | awk '$2 == "installed" {print $1}' | sort -u | tr '\n' ' ')"
-    echo "held=$(apt-mark showhold 2>/dev/null | tr '\n' ' ')"
+    dpkg-query -W -f '${db:Status-Want} ${db:Status-Status} ${Package}\n' "$@" 2>/dev/null | sort -u | awk '
+        $2 == "installed" { installed = installed " " $3 }
+        $1 == "hold" { held = held " " $3 }
+        END { print "installed=" installed; print "held=" held }'
 fi
 
 if command -v nvidia-smi >/dev/null; then

@@ -13,7 +13,7 @@ from sparkstack import disk_need, preflight
 from sparkstack.host_facts import CheckResult, Gpu, HostFacts, Wanted
 from sparkstack.kernel import Grub, Kernel
 from sparkstack.units import GIB
-from tasks.facts import ImageId, Json, Survey
+from tasks.facts import Ask, ImageId, Json, Survey
 from tasks.files import Commands
 from tasks.remote import fail
 from tasks.site import Site
@@ -48,10 +48,13 @@ def host_facts(name: str, survey: dict[str, Any], asked: float, answered: float)
         memory_total_bytes=int(survey.get("memory_total", 0)),
         disk_free=survey.get("disk", {}),
         file_systems=survey.get("file_system", {}),
-        port_owner=survey.get("port"),
+        port_owner=survey.get("port") or None,
         sudo_ok=survey.get("user") == "root",
         python_version=survey.get("python") or None,
-        docker_version=survey.get("docker") or None,
+        serving=survey.get("serving") == "yes",
+        account_exists=survey["account"] != "none" if survey.get("account") else None,
+        docker_version=survey.get("docker"),
+        container_toolkit=survey.get("nvidia_ctk"),
         gpu=gpu,
         kernel=survey.get("kernel", ""),
         clock_epoch_s=_clock_offset(float(survey["clock"]), asked, answered) if survey.get("clock") else None,
@@ -72,7 +75,28 @@ def _number(survey: dict[str, Any], key: str) -> int | None:
     return int(survey[key]) if survey.get(key) else None
 
 
-def _wanted(site: Site, survey: dict[str, Any], data_root: str | None) -> Wanted:
+def asks(site: Site) -> list[Ask]:
+    """The facts that the operations below ask of a host, with Docker or without."""
+    return [
+        (Survey, _survey_arguments(site)),
+        (Json, {"path": f"{site.checkpoint_dir}/manifest.json"}),
+        (ImageId, {"tag": site.image_tag}),
+    ]
+
+
+def _survey_arguments(site: Site) -> dict[str, Any]:
+    # Where Docker will keep its images once this run has told it so.
+    data_root = site.data.get("docker_data_root")
+    paths = [site.data.state_dir, *([data_root] if data_root else [])]
+    return {
+        "paths": paths,
+        "port": site.recipe.serve.port,
+        "downloads": f"{site.downloads_dir}:{site.downloads_dir}.parts:{site.checkpoint_dir}.partial",
+        "account": site.user,
+    }
+
+
+def _wanted(site: Site, survey: dict[str, Any]) -> Wanted:
     """What this host must offer; room for what is there already is not asked for again."""
     manifest = host.get_fact(Json, path=f"{site.checkpoint_dir}/manifest.json")
     staged = disk_need.Staged(
@@ -89,30 +113,27 @@ def _wanted(site: Site, survey: dict[str, Any], data_root: str | None) -> Wanted
     )
     disk = {site.data.state_dir: need.weights}
     if need.image is not None:
-        disk[data_root or survey.get("docker_root") or "/var/lib/docker"] = need.image
+        disk[site.data.get("docker_data_root") or survey.get("docker_root") or "/var/lib/docker"] = need.image
+    declared = site.recipe.host.model_dump(exclude_none=True)
     return Wanted(
         systems=[tuple(system.split(":", 1)) for system in site.data.accepted_systems],
         accelerator=site.data.accelerator,
         port=site.recipe.serve.port,
         memory_bytes=int(site.recipe.budget.memory_gib * GIB),
         disk_bytes=disk,
+        account=site.user,
+        from_recipe=[*declared],
+        **declared,
     )
 
 
 def judged(site: Site) -> list[CheckResult]:
     """Ask this host, and judge what it says; what it said is kept for `compared`."""
-    # Where Docker will keep its images once this run has told it so.
-    data_root = site.data.get("docker_data_root")
     asked = time.time()
-    survey = host.get_fact(
-        Survey,
-        paths=[site.data.state_dir, *([data_root] if data_root else [])],
-        port=site.recipe.serve.port,
-        downloads=f"{site.downloads_dir}:{site.downloads_dir}.parts:{site.checkpoint_dir}.partial",
-    )
+    survey = host.get_fact(Survey, **_survey_arguments(site))
     facts = host_facts(host.name, survey, asked, time.time())
     _asked[host.name] = facts
-    return preflight.check(facts, _wanted(site, survey, data_root))
+    return preflight.check(facts, _wanted(site, survey))
 
 
 def compared(names: Iterable[str]) -> list[CheckResult]:

@@ -7,8 +7,6 @@ was cut off is finished by the next one.
 
 from __future__ import annotations
 
-import base64
-import json
 import shlex
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -17,23 +15,24 @@ from typing import Any
 from pyinfra import host, inventory
 from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
-from sparkstack import daemon_json, netplan
-from sparkstack.errors import Problem, SparkstackError
+from sparkstack import daemon_json, docker_settings, knobs, netplan
+from sparkstack.errors import Problem
 from sparkstack.units import bytes_text
 from tasks import declared, undo
+from tasks.docker import Others
 from tasks.facts import Addresses, Text, UnitState
 from tasks.files import Commands
 from tasks.machine import MachineState
-from tasks.put_back import drop, forget, purge, remove_image, restore, take_back, tell_once, undo_deed
+from tasks.put_back import drop, forget, purge, restore, take_back, tell_once, undo_deed
 from tasks.remote import fail
-from tasks.remove_facts import PARTS, DockerThings, Jobs, Leavings, is_ours
+from tasks.remove_docker import daemon_json_back, data_roots_gone, images_gone
+from tasks.remove_facts import Jobs, Leavings, is_ours
 from tasks.site import UNIT, SiteError
 from tasks.undo import Undo
 
 UNIT_PATH = f"/etc/systemd/system/{UNIT}"
-BACKUP = f"{daemon_json.PATH}.before-sparkstack"
-# Says that daemon.json went back and Docker has not read it yet; a boot, which restarts Docker, forgets it.
-DUE = "/run/sparkstack-remove-restart-due"
+# The knobs of undo.OWN's folders, in its order.
+HOMES = ("config_dir", "state_dir", "install_dir")
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,23 @@ class Removal:
     is_head: bool
     checkpoints: bool
 
-    def folders(self) -> dict[str, str]:
-        return {name: str(self.data.get(name)).rstrip("/") for name in PARTS}
+    @property
+    def restart(self) -> bool:
+        """May Docker's restart stop containers of others?"""
+        return knobs.switched_on(self.data, "restart_serving")
+
+
+def _folders(notes: dict[str, Any]) -> list[list[str]]:
+    """[knob, path, the nearest folder that was there] of all that deployments used."""
+    noted = [[before.partition(" ")[0], path, before.partition(" ")[2]] for path, before in notes.items()]
+    return [*noted, *([knob, path, ""] for knob, path in zip(HOMES, undo.OWN, strict=True))]
 
 
 @operation()
-def others_asked() -> Commands:
-    """Stop before anything is changed where containers of others use the GPU: Docker restarts on the way and
-    systemd reads its files again, and either ends them or takes the GPU from them. Never changes anything.
+def others_asked(removal: Removal) -> Commands:
+    """Stop before anything is changed where containers of others use the GPU, or run under a Docker that
+    would restart: that ends them, and systemd reading its files again takes the GPU from them. Never changes
+    anything.
     """
     state = host.get_fact(MachineState, packages=[], units=[])
     others = [name for name in state.gpu_containers if not name.startswith("sparkstack-")]
@@ -60,6 +68,12 @@ def others_asked() -> Commands:
             f"{host.name}: remove: found container {', '.join(others)} using the GPU; wanted none of others "
             "while Docker restarts; stop it and run again"
         )
+        return
+    if removal.restart or host.get_fact(Text, path=f"{undo.ROOT}/settings{daemon_json.PATH}") is None:
+        return
+    problem = docker_settings.restart_refused(host.name, {}, {host.name: host.get_fact(Others)}, False)
+    if problem is not None:
+        yield fail(str(problem))
 
 
 @operation()
@@ -84,79 +98,6 @@ def jobs_ended() -> Commands:
         host.noop("no job is under way")
         return
     yield StringCommand("systemctl stop " + " ".join(map(shlex.quote, jobs)))
-
-
-@operation()
-def images_gone(last: bool) -> Commands:
-    """Remove our containers, our images and those that we pulled.
-
-    No-op when there are none. Declared before and after Docker's settings go back: a data root of ours has
-    the images, and a daemon that our settings had stopped answers only afterwards.
-    """
-    pulled = list(host.get_fact(Undo)["did"].get("image", {}))
-    things = host.get_fact(DockerThings, pulled=pulled)
-    if things["docker"] == "silent":
-        if last:
-            yield fail(
-                f"{host.name}: remove: found a Docker daemon that does not answer; wanted it running, for it "
-                "has our images; see `systemctl status docker`, then run again"
-            )
-        else:
-            host.noop("Docker does not answer; it is asked again with its settings of before")
-        return
-    # What the first pass is going to do is not announced twice.
-    if not (things["containers"] or things["images"]) or (last and not host.state.is_executing):
-        host.noop("no container and no image of ours is there")
-        return
-    if things["containers"]:
-        yield StringCommand("docker rm -f " + " ".join(map(shlex.quote, things["containers"])))
-    for image in things["images"]:
-        yield FunctionCommand(remove_image, (image,), {})
-
-
-@operation()
-def daemon_json_back() -> Commands:
-    """Take our settings out of Docker's daemon.json and restart a daemon that runs with them.
-
-    No-op when nothing of ours is in it. A file that others changed since keeps what they set. One that is not
-    JSON fails the host and is left alone.
-    """
-    path = daemon_json.PATH
-    notes = host.get_fact(Undo)
-    backup = host.get_fact(Text, path=BACKUP) is not None
-    current = host.get_fact(Text, path=path)
-    before = host.get_fact(Text, path=f"{undo.ROOT}/files{path}")
-    lines = (host.get_fact(Text, path=f"{undo.ROOT}/settings{path}") or "").splitlines()
-    try:
-        wanted = daemon_json.unmerge(current, daemon_json.combined(map(json.loads, lines)), before)
-    except SparkstackError as error:
-        yield fail(*(f"{host.name}: remove: {line}" for line in error.lines))
-        return
-    changed = wanted != current
-    due = changed or host.get_fact(Text, path=DUE) is not None
-    if changed:
-        yield StringCommand(f"touch {DUE}")
-    if changed or (wanted is not None and wanted == before and notes["files"].get(path) is False):
-        if wanted is None:
-            yield StringCommand(drop(path))
-        elif wanted == before:
-            yield StringCommand(restore(path))
-        else:
-            quoted, new = shlex.quote(path), shlex.quote(path + ".sparkstack-new")
-            yield StringCommand(
-                f"cp -p {quoted} {new} && base64 -d > {new} && sync {new} && mv -fT {new} {quoted}",
-                _stdin=base64.encodebytes(wanted.encode()).decode() or "\n",
-            )
-    if backup:
-        yield StringCommand(f"rm -f {BACKUP}")
-    if due:
-        yield StringCommand(
-            "case $(systemctl show -p ActiveState --value docker.service) in inactive) ;; "
-            "*) systemctl reset-failed docker.service 2>/dev/null; systemctl restart docker.service ;; esac "
-            f"&& rm -f {DUE}"
-        )
-    elif not backup:
-        host.noop(f"nothing of ours is in {path}")
 
 
 @operation()
@@ -254,8 +195,10 @@ def folders_gone(removal: Removal) -> Commands:
 
     No-op when nothing else of ours is there.
     """
-    folders = removal.folders()
-    found = host.get_fact(Leavings, folders=folders)
+    notes = host.get_fact(Undo)
+    named = notes["did"].get("folder", {})
+    folders = _folders(named)
+    found = host.get_fact(Leavings, folders=[folder[:2] for folder in folders])
     stay = {} if removal.checkpoints else found["data"]
     if stay:
         tell_once(
@@ -266,16 +209,29 @@ def folders_gone(removal: Removal) -> Commands:
     doomed = [
         path for path in found["entries"] if path not in stay and not f"{undo.ROOT}/".startswith(f"{path}/")
     ]
-    if not doomed and undo.ROOT not in found["entries"]:
+    # Where the site named the folder of what stays, the note of that stays: no declaration may say it later.
+    note = f"{undo.ROOT}/did/folder" if stay and named else ""
+    only_note = not notes["files"] and not notes["absent"] and set(notes["did"]) == {"folder"}
+    if not doomed and (undo.ROOT not in found["entries"] or (note and only_note)):
         host.noop("our folders are gone")
         return
     for path in doomed:
         yield StringCommand(f"rm -rf --one-file-system {shlex.quote(path)}")
-    parents = " ".join(shlex.quote(folder) for folder in folders.values() if is_ours(folder))
+    for _, path, was in folders:
+        if was and not note:
+            # One that the site named goes where we made it and it is empty, with what we made above it.
+            yield StringCommand(
+                f'd={shlex.quote(path)}; while [ "$d" != {shlex.quote(was)} ] && rmdir "$d" 2>/dev/null; '
+                'do d=$(dirname "$d"); done; true'
+            )
+    parents = " ".join(shlex.quote(path) for _, path, _ in folders if is_ours(path))
     own = shlex.quote(str(PurePosixPath(undo.ROOT).parent))
+    root = shlex.quote(undo.ROOT)
+    but = shlex.quote(f"{note}/*")
+    notes_gone = f"find {root} -type f ! -path {but} -delete" if note else f"rm -rf {root}"
     yield StringCommand(
         "rm -f /run/sparkstack-*; "
-        f"rm -rf {shlex.quote(undo.ROOT)} && "
+        f"{notes_gone} && "
         f"rmdir --ignore-fail-on-non-empty {own} {parents} 2>/dev/null; true"
     )
 
@@ -293,13 +249,14 @@ def load() -> Removal:
 @deploy("remove")
 def deploy_remove(removal: Removal) -> None:
     """After this the host is as it was, but for downloads and checkpoints, which stay unless asked for."""
-    others_asked(name="nothing of others would lose the GPU")
+    others_asked(name="nothing of others would stop", removal=removal)
     serving_stopped(name="serving ends on the head", removal=removal, head=True)
     serving_stopped(name="serving ends on the other ranks", removal=removal, head=False)
     jobs_ended(name="jobs have ended")
     images_gone(name="containers and images are gone", last=False)
     daemon_json_back(name="daemon.json is without our settings")
     images_gone(name="no image of ours is left", last=True)
+    data_roots_gone(name="Docker's data is where it was")
     fabric_back(name="twins are without our addresses")
     files_back(name="files are as they were")
     settings_back(name="packages, groups and units are as they were")

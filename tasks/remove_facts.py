@@ -71,9 +71,14 @@ class Leavings(FactBase[dict[str, Any]]):
     def default() -> dict[str, Any]:
         return {"entries": [], "data": {}}
 
-    def command(self, folders: dict[str, str]) -> str:
-        names = " ".join(_words(name, folder) for name, folder in folders.items())
-        data = " ".join(shlex.quote(f"{folders['state_dir']}/{name}") for name in DATA)
+    def command(self, folders: list[list[str]]) -> str:
+        """`folders`: [knob, path] of all that are or were ours."""
+        names = " ".join(_words(knob, folder) for knob, folder in folders)
+        data = " ".join(
+            shlex.quote(f"{folder}/{name}")
+            for knob, folder in folders
+            for name in (DATA if knob == "state_dir" else ())
+        )
         return (
             f"for f in {names} {shlex.quote(undo.ROOT)}; do "
             '[ ! -e "$f" ] && [ ! -L "$f" ] || echo "entry=$f"; done; '
@@ -90,6 +95,31 @@ class Leavings(FactBase[dict[str, Any]]):
                 size, _, path = value.partition(" ")
                 found["data"][path] = int(size)
         return found
+
+
+class DataRoots(FactBase[dict[str, dict[str, str]]]):
+    """Returns `{path: {"bytes", "state"}}` of those `paths`, data roots that a site gave Docker, that are
+    there and that Docker does not use now. State "bare": no container, volume or image of anybody is left."""
+
+    default = dict
+
+    def command(self, paths: list[str]) -> str:
+        # A daemon that keeps images elsewhere (containerd's store) has no such list: that is not called bare.
+        return (
+            "now=$(docker info -f '{{.DockerRootDir}}' 2>/dev/null); "
+            f"for d in {' '.join(map(shlex.quote, paths))}; do "
+            '[ -d "$d" ] && [ "$d" != "$now" ] || continue; state=bare; '
+            '[ -z "$(ls -A "$d/containers" 2>/dev/null)" ] || state=used; '
+            '[ -z "$(find "$d/volumes" -mindepth 1 -maxdepth 1 -type d 2>/dev/null)" ] || state=used; '
+            'r=$(cat "$d"/image/*/repositories.json 2>/dev/null); '
+            '[ "$r" = \'{"Repositories":{}}\' ] || state=used; '
+            '[ -z "$(find "$d"/image/*/imagedb/content/sha256 -type f 2>/dev/null)" ] || state=used; '
+            'echo "$state $(du -sb "$d" | cut -f1) $d"; done'
+        )
+
+    def process(self, output: list[str]) -> dict[str, dict[str, str]]:
+        found = (line.split(" ", 2) for line in output)
+        return {path: {"bytes": size, "state": state} for state, size, path in found}
 
 
 def is_ours(folder: str) -> bool:

@@ -183,7 +183,7 @@ class Site:
     @property
     def endpoint(self) -> str:
         host = "127.0.0.1" if self.bind in ("0.0.0.0", "::") else self.bind
-        return f"http://{host}:{self.recipe.serve.port}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.recipe.serve.port}"
 
     @property
     def served_model(self) -> str:

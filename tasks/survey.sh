@@ -1,15 +1,18 @@
 # What preflight judges of a host, as KEY=VALUE lines. Arguments: the port to serve on, the folders of what is
-# downloaded or made already (with ":" between; "" for none), then folders that will need room. Nothing here changes anything, and nothing
+# downloaded or made already (":" between, "" for none), who works there ("" for nobody), then folders that
+# will need room. Nothing here changes anything, and nothing
 # fails: what cannot be asked stays empty.
 port=$1
 downloads=$2
-shift 2
+account=$3
+shift 3
 [ ! -r /etc/os-release ] || . /etc/os-release
 echo "system=$ID:$VERSION_ID"
 echo "arch=$(uname -m)"
 echo "kernel=$(uname -r)"
 echo "clock=$(date +%s.%N)"
 echo "user=$(id -un)"
+[ -z "$account" ] || echo "account=$(id -u "$account" 2>/dev/null || echo none)"
 echo "python=$(python3 -c 'import platform; print(platform.python_version())' 2>/dev/null)"
 awk '/^MemAvailable/ {printf "memory_available=%.0f\n", $2*1024} /^MemTotal/ {printf "memory_total=%.0f\n", $2*1024}
      /^CmaTotal/ {printf "cma_total=%.0f\n", $2*1024} /^CmaFree/ {printf "cma_free=%.0f\n", $2*1024}' /proc/meminfo
@@ -33,16 +36,36 @@ done
 [ -z "$downloads" ] || echo "downloaded=$(IFS=:; du -scB1 $downloads 2>/dev/null | tail -n 1 | cut -f1)"
 
 # A rank of ours that runs holds the memory, whether or not it is the one with the port.
-listener=$(ss -Hltnp "sport = :$port" 2>/dev/null | head -1)
-if docker ps -q --filter 'name=^sparkstack-serve$' 2>/dev/null | grep -q .; then
-    echo "port=sparkstack"
-elif [ -z "$listener" ]; then
-    echo "port=free"
-else
-    # users:(("nginx",pid=812,fd=6))
-    echo "port=$(echo "$listener" | sed -n 's/.*users:(("\([^"]*\)".*/\1/p' | grep . || echo another process)"
+! docker ps -q --filter 'name=^sparkstack-serve$' 2>/dev/null | grep -q . || echo "serving=yes"
+
+# Whose a listening process is, from the control group that systemd or Docker put it in.
+owner() {
+    group=$(cat "/proc/$1/cgroup" 2>/dev/null)
+    id=$(echo "$group" | grep -oE '[0-9a-f]{64}' | tail -1)
+    box=$([ -z "$id" ] || docker inspect -f '{{.Name}}' "$id" 2>/dev/null)
+    # Where Docker forwards a port, its proxy listens in place of the container.
+    [ "$2" != docker-proxy ] || box=$(docker ps --filter "publish=$port" --format '{{.Names}}' 2>/dev/null | head -1)
+    unit=$(echo "$group" | sed -n 's/.*\/\([^/]*\.service\).*/\1/p' | head -1)
+    case ${box#/},$unit in
+        sparkstack-serve,* | ,sparkstack-serve.service) echo sparkstack ;;
+        ?*,*) echo "$2 (pid $1, container ${box#/})" ;;
+        ,?*) echo "$2 (pid $1, $unit)" ;;
+        *) echo "$2 (pid $1)" ;;
+    esac
+}
+# The line of a listener ends with users:(("nginx",pid=812,fd=6),("nginx",pid=813,fd=6)), or names nobody.
+if listeners=$(ss -Hltnp "sport = :$port" 2>/dev/null); then
+    owners=$(echo "$listeners" | grep . | while read -r line; do
+        case $line in *'(("'*) ;; *) echo "another process" ;; esac
+        echo "$line" | grep -oE '"[^"]*",pid=[0-9]+' | sed 's/"\(.*\)",pid=\(.*\)/\2 \1/' | while read -r pid name; do
+            owner "$pid" "$name"
+        done
+    done | sort -u)
+    # Ours alone, or whoever else is there, too.
+    echo "port=$(echo "${owners:-free}" | { grep -vx sparkstack || echo sparkstack; } | head -1)"
 fi
 
+! command -v nvidia-ctk >/dev/null || echo "nvidia_ctk=$(nvidia-ctk --version 2>/dev/null | grep -oE '[0-9]+(\.[0-9]+)+' | head -1)"
 if command -v nvidia-smi >/dev/null; then
     echo "gpu=$(nvidia-smi --query-gpu=name,compute_cap,driver_version --format=csv,noheader 2>/dev/null | head -1)"
     echo "cuda=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/\1/p' | head -1)"

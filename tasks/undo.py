@@ -42,16 +42,31 @@ KINDS = {
     "swap": "DEVICE OR FILE that we switched off",
     "mtu": "INTERFACE; before: its MTU",
     "image": "NAME of an image that we pulled",
+    "folder": "PATH that a knob names in place of ours; before: the knob, and the nearest folder there was",
+    "data-root": "PATH that the site gave Docker; before: the nearest folder that there was",
 }
 
 
 def own(path: str) -> bool:
     """True for what lies in a folder that is ours as a whole."""
-    folders = list(OWN)
-    if ctx_host.isset():  # type: ignore[no-untyped-call]
-        data = host.data
-        folders += [str(data.get(name) or OWN[0]) for name in ("state_dir", "config_dir", "install_dir")]
-    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
+    folders = [*OWN, *_named().values()]
+    return any(path == folder or path.startswith(folder + "/") for folder in folders)
+
+
+def _named() -> dict[str, str]:
+    """The folders that the site gave us in place of ours: knob -> path."""
+    if not ctx_host.isset():  # type: ignore[no-untyped-call]
+        return {}
+    folders = {
+        knob: str(host.data.get(knob) or OWN[0]).rstrip("/")
+        for knob in ("state_dir", "config_dir", "install_dir")
+    }
+    return {knob: folder for knob, folder in folders.items() if folder not in OWN}
+
+
+def nearest(path: str) -> str:
+    """A shell command that prints the nearest folder of a path that is there."""
+    return f'd={shlex.quote(path)}; while [ ! -d "$d" ]; do d=$(dirname "$d"); done; echo "$d"'
 
 
 def _begin() -> str:
@@ -62,10 +77,15 @@ def _begin() -> str:
 def keep(path: str) -> str:
     """Shell words that remember `path` as it is; they do nothing where that is remembered already.
 
-    `true` for paths in our own folders. A folder is not kept: nothing of ours replaces one.
+    A folder is not kept: nothing of ours replaces one. In our own folders there is nothing to remember; but
+    where the site named them itself, which these are (`remove.py` may run with another declaration).
     """
     if own(path):
-        return "true"
+        notes = [
+            did("folder", folder, ask=f"echo {knob} $({nearest(folder)})")
+            for knob, folder in _named().items()
+        ]
+        return " && ".join(notes) or "true"
     return (
         f'( {_begin()}; p={shlex.quote(path)}; [ ! -e "$u/absent$p" ] || exit 0; '
         'for x in "$p" "$u/files$p"; do [ ! -d "$x" ] || [ -L "$x" ] || exit 0; done; '

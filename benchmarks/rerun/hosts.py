@@ -2,21 +2,26 @@
 
 Containers of the lab's Spark image with the options that the lab gives its nodes, named rerun-spark-1…N, on
 Docker's own bridge, with a key of their own. Instead of the lab's rails each has two veth pairs with the
-port names of a Spark; instead of an environment built by conda the marks of one, which is all that a second
-run looks at. An inventory for them is written to .cache/rerun/hosts/hosts.py.
+port names of a Spark; instead of an environment built by conda a virtual environment with its marks and the
+controller's own copies of what a second run imports there. An inventory for them is written to
+.cache/rerun/hosts/hosts.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
+import tarfile
 import time
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import docker
 from docker.models.containers import Container
+from packaging.requirements import Requirement
 
 from benchmarks.rerun.paths import CACHE, ROOT
 from lab import engine, images, keys, nodes, ssh
@@ -54,9 +59,10 @@ def up(count: int, image: str | None) -> Path:
         found[str(container.name)] = address
         pinned[address] = nodes.read(container, "/etc/ssh/ssh_host_ed25519_key.pub")
     KNOWN_HOSTS.write_text(keys.known_hosts(pinned))
+    packages = _packages(("huggingface_hub", "httpx"))
     for container in containers:
         ssh.wait(found[str(container.name)], USER, KEY, KNOWN_HOSTS, BOOT_SECONDS)
-        _furnish(container)
+        _furnish(container, packages)
     _write_inventory(found)
     return INVENTORY
 
@@ -111,8 +117,25 @@ def _booted(container: Container) -> None:
         time.sleep(0.2)
 
 
-def _furnish(container: Container) -> None:
-    """Ports by a Spark's names, and the marks of a built environment (tasks/conda.py writes them last)."""
+def _packages(names: tuple[str, ...]) -> bytes:
+    """An archive of the installed distributions `names` and all that they need, as site-packages has them."""
+    out, todo, taken = io.BytesIO(), [*names], set[str]()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        while todo:
+            found = distribution(todo.pop())
+            if found.name in taken:
+                continue
+            taken.add(found.name)
+            needs = [Requirement(line) for line in found.requires or []]
+            todo += [need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
+            for file in found.files or []:
+                if ".." not in file.parts and file.suffix != ".pyc":
+                    archive.add(str(file.locate()), str(file))
+    return out.getvalue()
+
+
+def _furnish(container: Container, packages: bytes) -> None:
+    """Ports by a Spark's names, and a built environment with its marks (tasks/conda.py writes them last)."""
     links = "; ".join(
         f"ip link add {name} type veth peer name far{number} && ip link set far{number} up"
         for number, (name, _) in enumerate(topology.twins(0))
@@ -132,7 +155,10 @@ def _furnish(container: Container) -> None:
     writes = "; ".join(
         f"mkdir -p {path.rpartition('/')[0]}; echo {text} > {path}" for path, text in marks.items()
     )
-    nodes.run(container, "sh", "-ec", f"{links}; {writes}")
+    make = f"python3 -m venv --without-pip {place}/env; echo {place}/env/lib/python3*/site-packages"
+    folder = nodes.run(container, "sh", "-ec", f"{links}; {make}; {writes}").splitlines()[-1]
+    container.put_archive(folder, packages)
+    nodes.run(container, f"{place}/env/bin/python", "-m", "compileall", "-q", folder)
 
 
 def _write_inventory(addresses: dict[str, str]) -> None:

@@ -51,8 +51,8 @@ class Draft:
         """The same files and the draft head; JobError for whatever was not expected."""
         if FILE in catalog:
             raise JobError(f"found {FILE} in the checkpoint already; wanted none; leave it out by `allow`")
-        name, source = _head(catalog)
-        vocabulary, hidden = name.tensor.shape
+        name, shape, source = _head(catalog)
+        vocabulary, hidden = shape
         if self.size > vocabulary:
             raise JobError(
                 f"found an LM head of {vocabulary} rows; wanted at least {self.size}; "
@@ -72,12 +72,12 @@ class Draft:
             inputs.append(self._file(held, self.counts, self.counts_origin, "counts"))
         work = _Head(self, vocabulary, hidden)
         pieces = [
-            Piece(made_tensor(tensor, dtype, shape, size), Made(size, tuple(inputs), make))
-            for tensor, dtype, shape, size, make in work.tensors()
+            Piece(made_tensor(tensor, dtype, dims, size), Made(size, tuple(inputs), make))
+            for tensor, dtype, dims, size, make in work.tensors()
         ]
         metadata = {
             "format": "pt",
-            "source": name.tensor.name,
+            "source": name,
             "output": self.output,
             "vocabulary": str(vocabulary),
         }
@@ -93,24 +93,23 @@ class Draft:
         return Copy(Need(origin, name), 0, held[name].size)
 
 
-def _head(catalog: Catalog) -> tuple[Piece, Copy]:
+def _head(catalog: Catalog) -> tuple[str, tuple[int, ...], Copy]:
     model = Weights.read(catalog)
-    names = [name for name in HEADS if name in model.pieces]
+    names = [name for name in HEADS if name in model.tensors]
     if not names and text_config(read_json(catalog, "config.json") or {}).get("tie_word_embeddings"):
-        names = [name for name in EMBEDDINGS if name in model.pieces]
+        names = [name for name in EMBEDDINGS if name in model.tensors]
     if len(names) != 1:
         raise JobError(
             f"found {' and '.join(names) or 'no LM head'}; wanted one of {', '.join(HEADS)}; "
             "leave draft_vocab out of the recipe"
         )
-    piece = model.pieces[names[0]]
-    if piece.tensor.dtype != "BF16" or len(piece.tensor.shape) != 2:
+    tensor = model.tensors[names[0]]
+    if tensor.dtype != "BF16" or len(tensor.shape) != 2:
         raise JobError(
-            f"found {names[0]} as {piece.tensor.dtype} {list(piece.tensor.shape)}; wanted BF16 rows; "
+            f"found {names[0]} as {tensor.dtype} {list(tensor.shape)}; wanted BF16 rows; "
             "put draft_vocab before what converts the LM head"
         )
-    assert isinstance(piece.part, Copy)
-    return piece, piece.part
+    return names[0], tensor.shape, model.place(names[0])
 
 
 class _Head:

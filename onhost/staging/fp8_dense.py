@@ -17,7 +17,7 @@ from onhost.staging import fp8
 from onhost.staging.catalog import Catalog
 from onhost.staging.graft import Weights, made_tensor, matching, rewritten, scale_shape
 from onhost.staging.model_index import json_bytes, read_json
-from onhost.staging.outputs import Copy, Made, Meter, Output, Piece, Planned, Range, text
+from onhost.staging.outputs import Made, Meter, Output, Piece, Planned, Range, text
 from onhost.staging.workers import shared
 
 VERSION = 1
@@ -35,7 +35,7 @@ class Dense:
     def plan(self, catalog: Catalog) -> Planned:
         """The checkpoint with those weights in FP8; JobError for whatever was not expected."""
         model = Weights.read(catalog)
-        names = sorted(matching(model.pieces, self.tensors))
+        names = sorted(matching(model.tensors, self.tensors))
         if len(names) != self.expect:
             raise JobError(
                 f"found {len(names)} tensors to convert; wanted {self.expect}; "
@@ -47,7 +47,7 @@ class Dense:
         return Planned(tuple(rewritten(catalog, model, change, files)))
 
     def _converted(self, name: str, model: Weights, scale: str) -> list[Piece]:
-        tensor, source = model.pieces[name].tensor, model.pieces[name].part
+        tensor = model.tensors[name]
         shape = tensor.shape
         if tensor.dtype != "BF16" or len(shape) != 2 or not name.endswith(".weight"):
             raise JobError(
@@ -60,9 +60,9 @@ class Dense:
                 "need; leave it out of `tensors`"
             )
         scale_name = f"{name.removesuffix('weight')}{scale}"
-        if scale_name in model.pieces:
+        if scale_name in model.tensors:
             raise JobError(f"found {scale_name} beside a BF16 weight; wanted none; pin another revision")
-        assert isinstance(source, Copy)
+        source = model.place(name)
         down, across = scale_shape(shape, self.block)
         four = scale == "weight_scale"
         work = _Conversion(name, (shape[0], shape[1]), self.block)
@@ -240,9 +240,9 @@ class _Configs:
         done = set(modules)
         left = sorted(
             name.removesuffix(".weight")
-            for name, piece in model.pieces.items()
+            for name, tensor in model.tensors.items()
             if name.endswith(".weight")
-            and len(piece.tensor.shape) >= 2
+            and len(tensor.shape) >= 2
             and name.removesuffix(".weight") not in done
         )
         return {

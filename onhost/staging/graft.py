@@ -24,7 +24,7 @@ from onhost.staging.model_index import (
     read_json,
     weight_headers,
 )
-from onhost.staging.outputs import Output, Piece, Planned, kept, piece_of, text, weights
+from onhost.staging.outputs import Copy, Output, Piece, Planned, kept, piece_of, text, weights
 from onhost.staging.safetensors import Header, Tensor
 
 VERSION = 1
@@ -63,7 +63,8 @@ class Weights:
 
     index: Index
     headers: dict[str, Header]
-    pieces: dict[str, Piece]
+    tensors: dict[str, Tensor]
+    origin: str
 
     @classmethod
     def read(cls, catalog: Catalog, origin: str = SOURCE) -> Weights:
@@ -71,7 +72,18 @@ class Weights:
         index = read_index(catalog)
         headers = weight_headers(catalog, index)
         index = index or index_of_all(headers)
-        return cls(index, headers, check_index(index, headers, origin))
+        return cls(index, headers, check_index(index, headers), origin)
+
+    def piece(self, name: str) -> Piece:
+        """A tensor with its bytes."""
+        file = self.index.weight_map[name]
+        return piece_of(self.tensors[name], self.headers[file], Need(self.origin, file))
+
+    def place(self, name: str) -> Copy:
+        """Where a tensor's bytes lie."""
+        file = self.index.weight_map[name]
+        tensor = self.tensors[name]
+        return Copy(Need(self.origin, file), self.headers[file].data_start + tensor.begin, tensor.size)
 
 
 def rewritten(
@@ -79,23 +91,29 @@ def rewritten(
 ) -> list[Output]:
     """All files of a catalog with some tensors replaced by others (by name, in the file that held them).
 
-    `files` are small files with new content. The index names what is new, where there is an index.
+    `files` are small files with new content. The index names what is new, where there is an index. A second,
+    stale copy of a replaced tensor in another file goes: engines load all that is in a file.
     """
-    by_file: dict[str, set[str]] = {}
-    for name in change:
-        by_file.setdefault(old.index.weight_map[name], set()).add(name)
+    by_file: dict[str, list[str]] = {}
+    for name in sorted(change):
+        by_file.setdefault(old.index.weight_map[name], []).append(name)
+    touched = {
+        file
+        for file, header in old.headers.items()
+        if any(tensor.name in change for tensor in header.tensors)
+    }
     weight_map = dict(old.index.weight_map)
-    sizes = {name: piece.tensor.size for name, piece in old.pieces.items()}
+    sizes = {name: tensor.size for name, tensor in old.tensors.items()}
     outputs = []
     for file, info in catalog.items():
-        if file in by_file:
+        if file in touched:
             header = old.headers[file]
             pieces = [
                 piece_of(tensor, header, Need(SOURCE, file))
                 for tensor in header.tensors
-                if tensor.name not in by_file[file]
+                if tensor.name not in change
             ]
-            for name in sorted(by_file[file]):
+            for name in by_file.get(file, []):
                 del weight_map[name]
                 del sizes[name]
                 for piece in change[name]:
@@ -132,10 +150,10 @@ class Graft:
         return Planned(tuple(rewritten(catalog, base, change, self._config(catalog, names))))
 
     def _wanted(self, base: Weights, donor: Weights) -> set[str]:
-        ours = matching(base.pieces, self.tensors)
+        ours = matching(base.tensors, self.tensors)
         theirs = {
             name
-            for name in matching(donor.pieces, self.tensors)
+            for name in matching(donor.tensors, self.tensors)
             if not name.endswith(f".{SCALE}")
         }
         odd = {name for name in ours if not name.endswith(".weight")}
@@ -158,7 +176,7 @@ class Graft:
         return ours
 
     def _pair(self, name: str, base: Weights, donor: Weights) -> list[Piece]:
-        old, new = base.pieces[name].tensor, donor.pieces[name].tensor
+        old, new = base.tensors[name], donor.tensors[name]
         scale = f"{name.removesuffix('weight')}{SCALE}"
         if old.dtype not in {"BF16", "F16"}:
             raise JobError(
@@ -170,20 +188,20 @@ class Graft:
                 f"found {name} as {new.dtype} {list(new.shape)} in {self.repo}; wanted F8_E4M3 "
                 f"{list(old.shape)}; take a donor of the same model"
             )
-        if scale in base.pieces:
+        if scale in base.tensors:
             raise JobError(
                 f"found {scale} in the checkpoint already; wanted it from the donor alone; "
                 "leave the graft out of the recipe"
             )
         wanted = scale_shape(new.shape, self.block)
-        found = donor.pieces[scale].tensor if scale in donor.pieces else None
+        found = donor.tensors.get(scale)
         if found is None or found.dtype not in {"F32", "BF16"} or found.shape != wanted:
             seen = "no scales" if found is None else f"scales {found.dtype} {list(found.shape)}"
             raise JobError(
                 f"found {seen} of {name} in {self.repo}; wanted F32 or BF16 {list(wanted)}, one a block of "
                 f"{self.block[0]}×{self.block[1]}; correct `block_size`, or take another donor"
             )
-        return [donor.pieces[name], donor.pieces[scale]]
+        return [donor.piece(name), donor.piece(scale)]
 
     def _config(self, catalog: Catalog, names: Iterable[str]) -> dict[str, Output]:
         config = read_json(catalog, "config.json") if self.note else None

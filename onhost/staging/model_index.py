@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onhost.plan import JobError
-from onhost.staging.catalog import SOURCE, Catalog, Need
-from onhost.staging.outputs import Piece, piece_of
-from onhost.staging.safetensors import Header
+from onhost.staging.catalog import Catalog
+from onhost.staging.safetensors import Header, Tensor
 
 INDEX = "model.safetensors.index.json"
 
@@ -86,14 +85,12 @@ def weight_headers(catalog: Catalog, index: Index | None) -> dict[str, Header]:
     return headers
 
 
-def check_index(
-    index: Index, headers: Mapping[str, Header], origin: str = SOURCE
-) -> dict[str, Piece]:
-    """Each indexed tensor with its bytes.
+def check_index(index: Index, headers: Mapping[str, Header]) -> dict[str, Tensor]:
+    """Each indexed tensor, as the file that the index names has it.
 
     JobError where the index names a file or tensor that is not there.
     """
-    pieces: dict[str, Piece] = {}
+    found: dict[str, Tensor] = {}
     held = {file: {tensor.name: tensor for tensor in header.tensors} for file, header in headers.items()}
     for name, file in index.weight_map.items():
         if file not in held:
@@ -105,8 +102,8 @@ def check_index(
                 f"found no tensor {name} in {file} though {INDEX} says so; wanted it there; "
                 "report it to the checkpoint's maker or pin another revision"
             )
-        pieces[name] = piece_of(held[file][name], headers[file], Need(origin, file))
-    return pieces
+        found[name] = held[file][name]
+    return found
 
 
 def index_of_all(headers: Mapping[str, Header]) -> Index:

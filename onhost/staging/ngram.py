@@ -15,8 +15,8 @@ from onhost.plan import JobError
 from onhost.staging.catalog import Catalog
 from onhost.staging.graft import Weights, some
 from onhost.staging.model_index import json_bytes, read_json
-from onhost.staging.outputs import Piece, Planned, kept, text
-from onhost.staging.safetensors import tensor_bytes
+from onhost.staging.outputs import Planned, kept, text
+from onhost.staging.safetensors import Tensor, tensor_bytes
 
 VERSION = 1
 FILE = "ngram_rows.json"
@@ -39,7 +39,7 @@ def row_map(model: Weights) -> dict[str, Any]:
     """The content of `ngram_rows.json`: row i is in shard i // rows_per_shard, at a multiple of row_bytes."""
     parts: dict[int, str] = {}
     tables = set()
-    for name in model.pieces:
+    for name in model.tensors:
         if found := PART.fullmatch(name):
             tables.add(found["table"])
             parts[int(found["number"])] = name
@@ -54,11 +54,10 @@ def row_map(model: Weights) -> dict[str, Any]:
             f"found the table's shard {min(missing)} missing; wanted all from 0 to {max(parts)}; "
             "add its file to the source's allow list"
         )
-    pieces = [model.pieces[parts[number]] for number in range(len(parts))]
-    first = pieces[0].tensor
-    for number, piece in enumerate(pieces):
-        tensor = piece.tensor
-        last = number == len(pieces) - 1
+    shards = [model.tensors[parts[number]] for number in range(len(parts))]
+    first = shards[0]
+    for number, tensor in enumerate(shards):
+        last = number == len(shards) - 1
         if (
             tensor.dtype != first.dtype
             or len(tensor.shape) != 2
@@ -71,24 +70,23 @@ def row_map(model: Weights) -> dict[str, Any]:
                 f"{list(first.shape)} like shard 0; report it to the checkpoint's maker"
             )
     table = tables.pop()
-    scale = model.pieces.get(f"{table}.weight_scale")
+    scale = model.tensors.get(f"{table}.weight_scale")
     return {
         "format": 1,
         "table": table,
         "dtype": first.dtype,
-        "rows": sum(piece.tensor.shape[0] for piece in pieces),
+        "rows": sum(tensor.shape[0] for tensor in shards),
         "columns": first.shape[1],
         "row_bytes": tensor_bytes(first.dtype, (first.shape[1],)),
         "rows_per_shard": first.shape[0],
-        "scale": None if scale is None else _place(scale, model) | {"shape": list(scale.tensor.shape)},
-        "shards": [{**_place(piece, model), "rows": piece.tensor.shape[0]} for piece in pieces],
+        "scale": None if scale is None else _place(scale, model) | {"shape": list(scale.shape)},
+        "shards": [{**_place(tensor, model), "rows": tensor.shape[0]} for tensor in shards],
     }
 
 
-def _place(piece: Piece, model: Weights) -> dict[str, Any]:
-    tensor = piece.tensor
-    file = model.index.weight_map[tensor.name]
-    place = {"file": file, "offset": model.headers[file].data_start + tensor.begin}
+def _place(tensor: Tensor, model: Weights) -> dict[str, Any]:
+    copy = model.place(tensor.name)
+    place = {"file": copy.need.file, "offset": copy.offset}
     return place if PART.fullmatch(tensor.name) else place | {"dtype": tensor.dtype}
 
 

@@ -33,7 +33,7 @@ def _completed_index(catalog: Catalog) -> bytes | None:
     if index is None:
         return None
     headers = weight_headers(catalog, index)
-    sizes = {name: piece.tensor.size for name, piece in check_index(index, headers).items()}
+    sizes = {name: tensor.size for name, tensor in check_index(index, headers).items()}
     added: dict[str, str] = {}
     for file, header in headers.items():
         for tensor in header.tensors:

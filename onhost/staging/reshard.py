@@ -62,7 +62,7 @@ def reshard(catalog: Catalog, max_shard_bytes: int, _donors: Any = None) -> Plan
         outputs.append(weights(name, pieces, metadata))
         weight_map.update({p.tensor.name: name for p in pieces if p.tensor.name in index.weight_map})
     new = Index(weight_map, dict(index.metadata))
-    new.metadata["total_size"] = sum(piece.tensor.size for piece in indexed.values())
+    new.metadata["total_size"] = sum(tensor.size for tensor in indexed.values())
     return Planned((*outputs, text(INDEX, new.content())))
 
 

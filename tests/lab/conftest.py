@@ -21,7 +21,14 @@ BIN = Path(sys.executable).parent
 
 
 # The files build on one another: from fresh hosts to serving ones, looked at, and back to fresh ones.
-ORDER = ("test_end_to_end", "test_doctor", "test_remove")
+ORDER = (
+    "test_source_build",
+    "test_end_to_end",
+    "test_doctor",
+    "test_host_faults",
+    "test_more_hosts",
+    "test_remove",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

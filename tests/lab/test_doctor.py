@@ -13,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,45 +231,74 @@ def into(container: str, folder: Path, target: str, *words: str) -> None:
     assert packed.wait() == 0
 
 
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the virtual Sparks have Python 3.11")
-def test_a_spark_provisions_itself_and_its_neighbour(sparks: list[Spark], state: dict[str, Any]) -> None:
-    """From inside spark-1, with the packages of this test run in place of an installation there."""
+@pytest.fixture(scope="module")
+def controller(sparks: list[Spark], state: dict[str, Any]) -> Iterator[Callable[..., str]]:
+    """`controller(EXAMPLE, ENTRY, STAGES)`: pyinfra on spark-1, from a checkout there, as its user; with the
+    packages of this test run in place of an installation. The value is what it said; it must succeed."""
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("the virtual Sparks have Python 3.11")
     head = sparks[0]
-    skip = [f"--exclude=./{name}" for name in (".git", ".venv", ".lab", "reports", ".mypy_cache")]
+    skip = [f"--exclude=./{name}" for name in (".git", ".venv", ".lab", "reports", ".mypy_cache", ".cache")]
     into(head.name, ROOT, "/home/nvidia/self/checkout", *skip)
     site_packages = Path(sysconfig.get_path("purelib"))
     into(head.name, site_packages, "/home/nvidia/self/site", "--exclude=*.pth", "--exclude=__editable__*")
-    key, inventory = (ROOT / state["key"]).read_text(), swapped("local_pair", sparks)
-    head.run(
-        f"cd /home/nvidia/self && echo {shlex.quote(key)} > key && chown nvidia key && chmod 600 key"
-        f" && echo {shlex.quote(inventory)} > checkout/inventories/local_pair.py"
+    inventories = "; ".join(
+        f"echo {shlex.quote(swapped(example, sparks))} > checkout/inventories/{example}.py"
+        for example in ("local", "local_pair")
     )
-    try:
-        for entry in ("doctor.py", "deploy.py", "doctor.py"):
-            arguments = [
-                *("inventories/local_pair.py", entry, "-y"),
-                *("--data", "only=preflight,host,docker,fabric", "--data", "ssh_key=/home/nvidia/self/key"),
-                *lab_data(state),
-            ]
-            script = (
-                "cd /home/nvidia/self/checkout && PYTHONPATH=$PWD:/home/nvidia/self/site python3 -c"
-                f" 'from pyinfra_cli.main import main; main()' {shlex.join(arguments)} </dev/null 2>&1"
-            )
-            command = [
-                "docker",
-                "exec",
-                "-u",
-                "nvidia",
-                "-e",
-                "HOME=/home/nvidia",
-                head.name,
-                "sh",
-                "-c",
-                script,
-            ]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-            assert done.returncode == 0, done.stdout
-            assert "@local" in done.stdout and "spark-2" in done.stdout
-    finally:
-        # pyinfra has noted the neighbour's key there; fresh hosts have no such file.
-        head.run("rm -rf /home/nvidia/self; rm -f /home/nvidia/.ssh/known_hosts")
+    key = shlex.quote((ROOT / state["key"]).read_text())
+    head.run(f"cd /home/nvidia/self; echo {key} > key; chown nvidia key; chmod 600 key; {inventories}")
+
+    def run(example: str, entry: str, stages: str) -> str:
+        arguments = [
+            *(f"inventories/{example}.py", entry, "-y"),
+            *("--data", f"only={stages}", "--data", "ssh_key=/home/nvidia/self/key"),
+            *lab_data(state),
+        ]
+        script = (
+            "cd /home/nvidia/self/checkout && PYTHONPATH=$PWD:/home/nvidia/self/site python3 -c"
+            f" 'from pyinfra_cli.main import main; main()' {shlex.join(arguments)} </dev/null 2>&1"
+        )
+        command = ["docker", "exec", "-u", "nvidia", "-e", "HOME=/home/nvidia", head.name, "sh", "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    yield run
+    # pyinfra has noted the neighbour's key there; fresh hosts have no such file.
+    head.run("rm -rf /home/nvidia/self; rm -f /home/nvidia/.ssh/known_hosts")
+
+
+def changes_there(head: Spark) -> set[str]:
+    """The hosts on which the newest run of spark-1's own controller changed something."""
+    report = json.loads(head.run("cat $(ls -t /home/nvidia/self/checkout/reports/run-*.json | head -1)"))
+    return {line["host"] for line in report["operations"] if line["status"] == "changed"}
+
+
+MANAGED = "/etc/sysctl.d/90-sparkstack.conf"
+
+
+@pytest.mark.parametrize(
+    ("example", "stages", "hosts"),
+    [
+        # One Spark alone has another fabric than the lab's pair, so that stays out.
+        ("local", "preflight,host,docker", ["@local"]),
+        ("local_pair", "preflight,host,docker,fabric", ["@local", "spark-2"]),
+    ],
+)
+def test_a_spark_provisions_itself_and_its_neighbour(
+    controller: Callable[..., str], sparks: list[Spark], example: str, stages: str, hosts: list[str]
+) -> None:
+    """From inside spark-1: it mends what is broken, and then has nothing to do."""
+    broken = sparks[: len(hosts)]
+    before = [spark.run(f"cat {MANAGED}") for spark in broken]
+    controller(example, "doctor.py", stages)
+    for spark in broken:
+        spark.run(f"rm {MANAGED}")
+    said = controller(example, "deploy.py", stages)
+    assert all(name in said for name in hosts)
+    assert changes_there(sparks[0]) == set(hosts)
+    assert [spark.run(f"cat {MANAGED}") for spark in broken] == before
+    controller(example, "deploy.py", stages)
+    assert changes_there(sparks[0]) == set()
+    controller(example, "doctor.py", stages)

@@ -116,6 +116,34 @@ def test_what_others_did_to_daemon_json_since_stays(sparks: list[Spark]) -> None
     as_fresh(sparks)
 
 
+def test_places_that_a_site_named_go_by_the_notes(sparks: list[Spark]) -> None:
+    """Whatever is declared when they are removed: here the defaults."""
+    state, data_root = "/srv/site/state", "/var/lib/docker/elsewhere"
+    named = ("--data", f"state_dir={state}", "--data", f"docker_data_root={data_root}")
+    run = pyinfra("-y", "--data", "only=docker,conda", *named)
+    assert run.code == 0, run.output
+    for spark in sparks:
+        assert spark.run("docker info -f '{{.DockerRootDir}}'") == data_root
+        assert spark.run(f"ls {state}")
+    removed()
+    as_fresh(sparks)
+    for spark in sparks:
+        assert spark.run(f"ls -A /srv; ls -d {data_root} 2>/dev/null; true") == ""
+        assert spark.run("docker info -f '{{.DockerRootDir}}'") == "/var/lib/docker"
+    assert removed().changed() == {}
+
+
+def test_dockers_unit_goes_back_to_how_it_was(sparks: list[Spark]) -> None:
+    head = sparks[0]
+    head.run("systemctl disable --quiet docker.service")
+    deployed("only=docker")
+    assert head.run("systemctl is-enabled docker.service") == "enabled"
+    removed()
+    assert head.run("systemctl is-enabled docker.service; true") == "disabled"
+    head.run("systemctl enable --quiet docker.service")
+    as_fresh(sparks)
+
+
 @pytest.mark.parametrize("seconds", [4, 8])
 def test_a_deploy_that_was_killed_is_taken_back(sparks: list[Spark], seconds: int) -> None:
     before = [left(spark) for spark in sparks]

@@ -118,6 +118,18 @@ def test_graft_happens_once(folder: Path, tmp_path: Path) -> None:
         apply(once, tmp_path / "twice", GRAFT, donor=folder / "donor")
 
 
+def test_graft_leaves_no_stale_copy(tmp_path: Path) -> None:
+    """An engine loads all that is in a file, whatever the index says of it."""
+    files = models.hybrid_base()
+    stale: Content = {GATE: ("BF16", [1], b"zz"), **models.mtp()}
+    files["model_extra_tensors.safetensors"] = safetensors(stale)
+    repo(tmp_path / "base", files)
+    repo(tmp_path / "donor", models.donor_files())
+    out = apply(tmp_path / "base", tmp_path / "out", GRAFT, donor=tmp_path / "donor")
+    assert contents(out / "model_extra_tensors.safetensors") == models.mtp()
+    assert indexed(out) == grafted()
+
+
 def tq(recipe: str) -> dict[str, str]:
     return {"name": "turboquant_metadata", "recipe": recipe}
 

@@ -22,6 +22,7 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.context import ctx_host
 
 from sparkstack.machine import Machine
+from tasks.docker import Others
 from tasks.machine import MachineState
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +37,7 @@ UNLESS_ACTIVE = (
 )
 BEGIN = r"systemd-run --quiet --collect --unit=\1 "
 # undo.py, before a change
+DID = r"\( u=\S+/undo; .*?; f=\S+/undo/did/\S+; .*? && mv -fT \"\$n\" \"\$f\" \)"
 KEEP = r"\( u=\S+/undo; umask 022; .* && mv -fT \"\$n\" \"\$u/\$k\$p\" \)"
 NETPLAN, BEFORE = r"/etc/netplan/\S+\.yaml", r"/run/sparkstack-netplan-before"
 
@@ -44,7 +46,8 @@ NETPLAN, BEFORE = r"/etc/netplan/\S+\.yaml", r"/run/sparkstack-netplan-before"
 COMMANDS: dict[str, tuple[str, str | None]] = {
     # files.py, remote.py
     "write": (
-        rf"({KEEP} \|\| exit 1; )?umask 077; said=\$\( \{{ \( umask 0[27]{{2}}; mkdir -p \S+ \) "
+        rf"(({KEEP}|{DID}( && {DID})*) \|\| exit 1; )?"
+        r"umask 077; said=\$\( \{ \( umask 0[27]{2}; mkdir -p \S+ \) "
         r"&& base64 -d > .*"
         r" && mv -fT \S+ \S+; \} 2>&1 \) \|\| \{ rm -f .* exit 1; \}",
         "",
@@ -81,6 +84,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         r"systemctl reset-failed docker\.service; systemctl restart docker\.service && rm -f \S+ \S+",
         "",
     ),
+    "run docker": (rf"{DID}( && systemctl (enable|start) --quiet --no-reload docker\.service)+", ""),
     "journal of docker": (r"journalctl -u docker\.service .*; true", ""),
     "take settings back": (r"if test -e \S+; then cp -p .*; systemctl restart docker\.service", ""),
     # fabric.py
@@ -108,7 +112,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "restarts of rank": (rf"systemctl show -p NRestarts --value {SERVE}", None),
     "journal of rank": (rf"journalctl -u {SERVE} -n 60 .*; true", None),
     # undo.py, remove.py
-    "note deed": (r"\( u=\S+/undo; .*; f=\S+/undo/did/\S+; .* && mv -fT \"\$n\" \"\$f\" \)", ""),
+    "note deed": (DID, ""),
     "end serving": (rf"systemctl stop {SERVE} && \{{ systemctl reset-failed {SERVE} .*; \}}", ""),
     "end jobs": (rf"systemctl stop (?!{SERVE}){JOB}\.service( {JOB}\.service)*", ""),
     "remove containers": (r"docker rm -f \S+( \S+)*", ""),
@@ -126,8 +130,9 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "restart reader": (r"systemctl try-restart (\S+); rm -f \S+/undo/did/restarted/\1", ""),
     "undo deed": (r"\{ .*; \} && rm -f \S+/undo/did/\S+", ""),
     "purge": (r"p=\$\(dpkg-query .* dpkg --purge \$p 2>&1; s=\$\?; .*; exit \$s", ""),
+    "remove site's folder": (r"d=\S+; while \[ \"\$d\" != \S+ \] && rmdir .*; done; true", ""),
     "remove folder": (r"rm -rf --one-file-system \S+", ""),
-    "remove notes": (r"rm -f /run/sparkstack-\*; rm -rf \S+/undo && rmdir .*; true", ""),
+    "remove notes": (r"rm -f /run/sparkstack-\*; (rm -rf|find) \S+/undo .*&& rmdir .*; true", ""),
 }
 # More than a wait of ten minutes takes, few enough for a loop without end to end at once.
 MOST_COMMANDS = 2000
@@ -176,8 +181,9 @@ class FakeHost:
         self.noops: list[str] = []
 
     def get_fact(self, fact: type, **arguments: Any) -> Any:
-        # Unless a test says otherwise, nobody's container uses the GPU.
-        value = self.facts.get(fact, Machine()) if fact is MachineState else self.facts[fact]
+        # Unless a test says otherwise, nobody's container runs, or uses the GPU.
+        quiet = {MachineState: Machine(), Others: {}}
+        value = self.facts.get(fact, quiet[fact]) if fact in quiet else self.facts[fact]
         return value(**arguments) if callable(value) else value
 
     def run_shell_command(self, command: StringCommand, **arguments: Any) -> tuple[bool, CommandOutput]:

@@ -142,25 +142,60 @@ def tools(tmp_path: Path) -> Callable[..., str]:
     return make
 
 
-LISTENER = """echo 'LISTEN 0 511 0.0.0.0:8000 0.0.0.0:* users:(("nginx",pid=8,fd=6))'"""
+def listener(*processes: str) -> str:
+    users = ",".join(f'("{process}",pid={pid},fd=6)' for pid, process in enumerate(processes, 8))
+    return f"LISTEN 0 511 0.0.0.0:8000 0.0.0.0:* users:({users})"
+
+
+ID = "0a1b" * 16
+OURS = f"""case "$*" in "ps -q "*) echo 0a1b ;; inspect*{ID}) echo /sparkstack-serve ;; esac"""
+WEBUI = f"""case "$*" in inspect*{ID}) echo /webui ;; *publish=8000*) echo webui ;; esac"""
 
 
 @pytest.mark.parametrize(
-    ("ss", "docker", "port"),
+    ("ss", "docker", "group", "port", "serving"),
     [
-        ("true", "exit 1", "free"),
-        (LISTENER, "exit 1", "nginx"),
-        ("echo LISTEN 0 511 0.0.0.0:8000", "exit 1", "another process"),
-        (LISTENER, "echo 0a1b", "sparkstack"),
+        ([], "exit 1", "", "free", None),
+        ([listener("nginx")], "exit 1", "/system.slice/nginx.service", "nginx (pid 8, nginx.service)", None),
+        ([listener("node")], "exit 1", "/user.slice/user-0.slice/session-1.scope", "node (pid 8)", None),
+        (["LISTEN 0 511 0.0.0.0:8000"], "exit 1", "", "another process", None),
+        ([listener("python3")], WEBUI, f"/docker/{ID}", "python3 (pid 8, container webui)", None),
+        # Docker's proxy is a process of docker.service, whoever has the port behind it.
+        (
+            [listener("docker-proxy")],
+            WEBUI,
+            "/system.slice/docker.service",
+            "docker-proxy (pid 8, container webui)",
+            None,
+        ),
+        ([listener("vllm", "vllm")], OURS, f"/system.slice/docker-{ID}.scope", "sparkstack", "yes"),
+        ([listener("vllm")], "exit 1", "/system.slice/sparkstack-serve.service", "sparkstack", None),
         # A worker of a cluster serves without listening; its memory comes back like the head's.
-        ("true", "echo 0a1b", "sparkstack"),
+        ([], OURS, "", "free", "yes"),
+        # Ours runs, and the port is somebody else's: on this rank, or on another address.
+        ([listener("nginx")], OURS, "/system.slice/nginx.service", "nginx (pid 8, nginx.service)", "yes"),
+        (["LISTEN 0 1 [::]:8000", listener("vllm")], OURS, f"/docker/{ID}", "another process", "yes"),
+        # Without an answer the port is not called free.
+        (None, "exit 1", "", None, None),
     ],
 )
-def test_survey(tools: Callable[..., str], tmp_path: Path, ss: str, docker: str, port: str) -> None:
-    path = tools(ss=ss, docker=docker, nvidia_smi="echo NVIDIA GB10, 12.1, 580.95.05")
+def test_survey(
+    tools: Callable[..., str],
+    tmp_path: Path,
+    ss: list[str] | None,
+    docker: str,
+    group: str,
+    port: str | None,
+    serving: str | None,
+) -> None:
+    lines = "exit 1" if ss is None else "\n".join(f"echo '{line}'" for line in ss)
+    cat = f"""case $1 in /proc/*/cgroup) echo '0::{group}' ;; *) exec /bin/cat "$@" ;; esac"""
+    path = tools(ss=lines, docker=docker, cat=cat, nvidia_smi="echo NVIDIA GB10, 12.1, 580.95.05")
     deep = str(tmp_path / "not" / "yet there")
-    found = Survey().process(sh(Survey().command(paths=[deep, "/"], port=8000), PATH=path))
-    assert found["port"] == port
+    command = Survey().command(paths=[deep, "/"], port=8000, account="root" if ss else "nobody-such")
+    found = Survey().process(sh(command, PATH=path))
+    assert (found.get("port"), found.get("serving")) == (port, serving)
+    assert found["account"] == ("0" if ss else "none")
     assert found["gpu"] == "NVIDIA GB10, 12.1, 580.95.05"
     assert found["disk"][deep] > 0 and found["disk"]["/"] > 0
     assert int(found["memory_total"]) >= int(found["memory_available"]) > 0

@@ -14,9 +14,10 @@ import pytest
 
 from sparkstack.docker_settings import DaemonFile
 from tasks import docker
-from tasks.docker import DaemonJson, Mirrors, Validates
+from tasks.docker import DaemonJson, DaemonState, Mirrors, Others, Validates
 from tasks.host import Account
 from tasks.machine import MachineState
+from tasks.remove_facts import DataRoots
 
 Ask = Callable[..., Any]
 
@@ -74,8 +75,8 @@ def test_a_gpu_and_who_uses_it(ask: Ask) -> None:
         "systemctl": SYSTEMCTL,
         "docker": DOCKER,
         "nvidia-smi": "true",
-        "dpkg-query": "printf 'curl installed\\nvim config-files\\nlinux-image-6.17 installed\\n'",
-        "apt-mark": "echo linux-image-6.17",
+        "dpkg-query": "printf 'install installed curl\\n'; "
+        "printf 'deinstall config-files vim\\nhold installed linux-image-6.17\\n'",
         "systemd-detect-virt": "echo none; exit 1",
     }
     state = ask(MachineState, tools, packages=["curl", "linux-image-*"])
@@ -90,7 +91,7 @@ def test_a_gpu_and_who_uses_it(ask: Ask) -> None:
 
 def test_no_packages_are_asked_for_where_none_matter(ask: Ask) -> None:
     state = ask(
-        MachineState, {"dpkg-query": "exit 9", "apt-mark": "echo no"}, packages=[], units=["a.service"]
+        MachineState, {"dpkg-query": "exit 9"}, packages=[], units=["a.service"]
     )
     assert (state.installed, state.held) == (frozenset(), frozenset())
 
@@ -154,3 +155,53 @@ def test_mirrors_are_asked_at_v2(ask: Ask, registry: str) -> None:
     mirrors = [registry, f"{registry}/", f"{registry}/other", "http://127.0.0.1:9"]
     statuses = ask(Mirrors, mirrors=mirrors)
     assert statuses == dict(zip(mirrors, ["401", "401", "404", "000"], strict=True))
+
+
+RUNNING = """case $1 in
+info) echo {live} ;;
+ps) echo 1; echo 2; echo 3; echo 4 ;;
+inspect) printf '/webui unless-stopped\\n/training no\\n/sparkstack-serve no\\n/flaky on-failure\\n' ;;
+esac"""
+
+
+@pytest.mark.parametrize(
+    ("live", "found"), [("false", {"webui": True, "training": False, "flaky": False}), ("true", {})]
+)
+def test_what_a_restart_of_docker_would_stop(ask: Ask, live: str, found: dict[str, bool]) -> None:
+    assert ask(Others, {"docker": RUNNING.format(live=live)}) == found
+
+
+@pytest.mark.parametrize("docker", ["exit 1", "true"])
+def test_where_nothing_runs_nothing_would_stop(ask: Ask, docker: str) -> None:
+    assert ask(Others, {"docker": docker}) == {}
+
+
+def test_how_dockers_unit_stands(ask: Ask) -> None:
+    assert ask(DaemonState, {"systemctl": "echo ActiveState=active; echo UnitFileState=disabled"}) == (
+        "disabled active"
+    )
+    assert ask(DaemonState, {"systemctl": "echo ActiveState=inactive; echo UnitFileState="}) == (
+        "not-found inactive"
+    )
+
+
+def test_what_is_left_where_docker_had_its_data(ask: Ask, tmp_path: Path) -> None:
+    """Only where all of Docker's own lists are there and empty nothing of anybody is left."""
+    roots = {}
+    for name in ("bare", "tagged", "untagged", "volume", "container", "unknown", "now"):
+        root = roots[name] = tmp_path / name
+        for folder in ("containers", "volumes", "image/overlay2/imagedb/content/sha256"):
+            (root / folder).mkdir(parents=True)
+        (root / "volumes/metadata.db").touch()
+        (root / "image/overlay2/repositories.json").write_text('{"Repositories":{}}')
+    named = '{"Repositories":{"a":{"a:1":"sha256:0"}}}'
+    (roots["tagged"] / "image/overlay2/repositories.json").write_text(named)
+    (roots["untagged"] / "image/overlay2/imagedb/content/sha256/0a").touch()
+    (roots["volume"] / "volumes/mine").mkdir()
+    (roots["container"] / "containers/0a").mkdir()
+    (roots["unknown"] / "image/overlay2/repositories.json").unlink()
+    paths = [str(root) for root in roots.values()]
+    found = ask(DataRoots, {"docker": f"echo {roots['now']}"}, paths=[*paths, str(tmp_path / "gone")])
+    assert {Path(path).name: about["state"] for path, about in found.items()} == {
+        name: "bare" if name == "bare" else "used" for name in roots if name != "now"
+    }

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_host import commands_of, follow, written
+from fake_host import FakeHost, commands_of, follow, written
 
 from sparkstack.docker_settings import DaemonFile
 from sparkstack.machine import Machine, Unit
-from tasks import docker
-from tasks.docker import DaemonJson, Mirrors, Validates
+from tasks import docker, drift
+from tasks.docker import DaemonJson, DaemonState, Mirrors, Others, Validates
 from tasks.facts import ServeState
 from tasks.machine import MachineState
 from tasks.site import UNIT, Site
@@ -208,3 +208,77 @@ def test_a_dead_mirror_is_a_warning_with_its_name(sites: Sites) -> None:
         "spark-1: mirror http://c: found no answer",
         "spark-1: mirror http://d: found HTTP status 404",
     ]
+
+
+def test_containers_of_others_are_named_before_the_write(sites: Sites) -> None:
+    (site,) = sites(1, **PLAIN)
+    site.host.facts = {Others: {"webui": True, "training": False}}
+    assert not follow(merge(site, DaemonFile("file", "{}")), site.host)
+    assert (site.host.shown, site.host.heard) == (
+        [
+            "spark-1: docker: found settings that need a restart of Docker, which would stop on spark-1 the "
+            "containers webui (comes back by itself), training (stays stopped); wanted a yes to that; run "
+            "with --data restart_serving=yes, or when nothing else runs"
+        ],
+        [],
+    )
+
+
+def test_with_a_yes_those_that_stay_stopped_are_named(sites: Sites) -> None:
+    head, worker = sites(2, restart_serving="yes")
+    worker.host.facts[Others] = {"webui": True, "training": False}
+    worker.host.facts[DaemonJson] = DaemonFile("file", "{}", restart_due=True)
+    head.host.facts[DaemonJson] = DaemonFile("file", "{}")
+    for rank in (head, worker):
+        rank.host.facts[ServeState] = IDLE
+    assert follow(commands_of(docker.daemon_restarted, head.host, head, PATH), head.host)
+    assert worker.host.kinds() == ["restart docker"]
+    assert head.host.shown == [
+        "spark-2: docker: the restart stopped training; start what you still want of these"
+    ]
+
+
+def test_a_restart_left_over_names_the_containers_of_its_host(sites: Sites) -> None:
+    head, worker = sites(2)
+    head.host.facts = {DaemonJson: DaemonFile("file", "{}"), ServeState: SERVING, Others: {"not asked": True}}
+    worker.host.facts = {
+        DaemonJson: DaemonFile("file", "{}", restart_due=True),
+        ServeState: SERVING,
+        Others: {"webui": True},
+    }
+    assert not follow(commands_of(docker.daemon_restarted, head.host, head, PATH), head.host)
+    (line,) = head.host.shown
+    assert "spark-1 (release abc), spark-2 (release abc) and on spark-2 the container webui" in line
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("enabled active", []),
+        ("static active", []),
+        ("disabled active", ["enable"]),
+        ("enabled inactive", ["start"]),
+        ("disabled failed", ["enable", "start"]),
+    ],
+)
+def test_docker_runs_and_how_it_was_is_noted(state: str, words: list[str]) -> None:
+    host = FakeHost("spark-1", {DaemonState: state})
+    with drift.listen("spark-1") as told:
+        commands = commands_of(docker.daemon_runs, host)
+    assert follow(commands, host)
+    assert host.kinds() == (["run docker"] if words else [])
+    assert [one.thing for one in told] == (["docker.service"] if words else [])
+    if words:
+        (said,) = host.heard
+        assert f"'{state}'" in said and "/did/unit/docker.service" in said
+        # A daemon-reload takes the GPU from containers.
+        assert said.count("--no-reload") == len(words)
+        assert [word for word in ("enable", "start") if f"systemctl {word} " in said] == words
+
+
+def test_a_data_root_is_noted_for_the_removal(sites: Sites) -> None:
+    (site,) = sites(1, **PLAIN, docker_data_root="/data/docker")
+    commands = merge(site, DaemonFile("file", "{}"))
+    assert follow(commands, site.host)
+    assert site.host.kinds() == ["keep daemon.json", "note settings", "note deed", "mark restart", "write"]
+    assert "/did/data-root/%2Fdata%2Fdocker" in site.host.heard[2]

@@ -61,6 +61,7 @@ class Run:
         monkeypatch.setattr(doctor, "_done", {})
         monkeypatch.setattr(doctor, "REPORTS", reports)
         monkeypatch.setattr(doctor.access, "problem", lambda host: None)
+        monkeypatch.setattr(doctor.ahead, "plan", lambda site, stages: None)
 
     def declare(self, site: Site) -> None:
         for name, generator in self.operations.items():

@@ -10,7 +10,7 @@ import pytest
 from fake_host import commands_of, follow
 from pyinfra.context import ctx_host
 
-from sparkstack.native import Budget
+from sparkstack.native import Budget, Host
 from tasks import preflight
 from tasks.facts import ImageId, Json, Survey
 from tasks.site import Site
@@ -41,6 +41,8 @@ GOOD = {
     "gpu": "NVIDIA GB10, 12.1, 580.95.05",
     "cuda": "13.0",
     "docker": "28.3.3",
+    "nvidia_ctk": "1.17.8",
+    "account": "1000",
 }
 
 
@@ -74,7 +76,7 @@ def test_a_good_spark_has_nothing_to_say(sites: Sites) -> None:
         ({"arch": "x86_64"}, "architecture: found x86_64; wanted aarch64; "),
         ({"user": "nvidia"}, "sudo: found no root rights; wanted root rights; "),
         ({"cma_free": str(2 * GIB)}, "contiguous memory: found CmaFree 2.0 GiB, CmaTotal 1.0 GiB; "),
-        ({"cuda": "12.8"}, "cuda: found 12.8; wanted 13.0 or newer; "),
+        ({"cuda": "12.8"}, "cuda: found 12.8; wanted 13.0 or newer (default; "),
         ({"grub_first": "6.17.0-1"}, "next boot: found kernel 6.17.0-1 without nvidia.ko; "),
         (
             {"log": ["pcieport 0000:00:00.0: AER: Uncorrected (Fatal) error received: 0000:01:00.0"]},
@@ -89,6 +91,9 @@ def test_a_good_spark_has_nothing_to_say(sites: Sites) -> None:
             {"disk": {"/var/lib/sparkstack": GIB}},
             "disk /var/lib/sparkstack: found 1.0 GiB free; wanted 6.0 GiB",
         ),
+        ({"account": "none"}, "user: found no user "),
+        ({"docker": None}, "docker: found no Docker; wanted Docker; install it"),
+        ({"nvidia_ctk": None}, "container toolkit: found no nvidia-ctk; wanted nvidia-ctk; install it"),
         ({"port": "nginx"}, "port 8000: found nginx; wanted free, or ours; "),
         ({"gpu": ""}, "gpu: found no GPU; wanted one of compute capability 12.1; see `nvidia-smi` there"),
         ({"gpu": "NVIDIA GB10, 12.1, 570.1"}, "driver: found 570.1; wanted 580 or newer (default; "),
@@ -120,7 +125,8 @@ def test_what_was_not_checked_is_said(sites: Sites) -> None:
     (site,) = sites(1)  # without a GPU
     assert check(site, container="docker", log_read=None) == []
     assert site.host.shown == [
-        "spark-1: not checked: gpu (accelerator is cpu), driver (accelerator is cpu), cuda (accelerator is "
+        "spark-1: not checked: container toolkit (accelerator is cpu), gpu (accelerator is cpu), driver "
+        "(accelerator is cpu), cuda (accelerator is "
         "cpu), next boot (accelerator is cpu), kernel log of ConnectX-7 (a docker container has no kernel "
         "journal of its own), kernel log of the GPU (a docker container has no kernel journal of its own)"
     ]
@@ -146,7 +152,7 @@ def test_room_is_asked_for_where_it_is_needed(
     site.host.facts = {Json: staged.pop("manifest", None), ImageId: staged.pop("image", None)}
     survey = {**GOOD, **staged}
     with ctx_host.use(site.host):
-        wanted = preflight._wanted(site, survey, site.data.docker_data_root)
+        wanted = preflight._wanted(site, survey)
     assert wanted.disk_bytes == {folder: size * GIB for folder, size in disk.items()}
 
 
@@ -159,7 +165,14 @@ def test_room_for_a_staged_checkpoint_is_not_asked_for_again(sites: Sites) -> No
 
 def test_memory_of_our_own_server_counts_as_free(sites: Sites) -> None:
     (site,) = sites(1)
-    assert check(site, port="sparkstack", memory_available="0") == []
+    assert check(site, port="sparkstack", serving="yes", memory_available="0") == []
+
+
+def test_the_recipe_names_a_driver(sites: Sites) -> None:
+    (site,) = sites(1, accelerator="gpu")
+    site = replace(site, recipe=site.recipe.model_copy(update={"host": Host(driver="590")}))
+    (said,) = failed(site, check(site))
+    assert said.startswith("driver: found 580.95.05; wanted 590 or newer (the recipe's); ")
 
 
 def test_a_host_that_says_nothing_fails_in_words(sites: Sites) -> None:

@@ -16,11 +16,12 @@ from pyinfra.context import ctx_host
 
 from sparkstack import daemon_json, netplan, topology
 from sparkstack.machine import Machine
-from tasks import put_back, remove, undo
+from tasks import put_back, remove, remove_docker, undo
+from tasks.docker import Others
 from tasks.facts import Addresses, Text, UnitState
 from tasks.machine import MachineState
-from tasks.remove import DockerThings, Jobs, Leavings, Removal, take_back
-from tasks.remove_facts import is_ours
+from tasks.remove import Jobs, Leavings, Removal, take_back
+from tasks.remove_facts import DataRoots, DockerThings, is_ours
 from tasks.site import SiteError
 from tasks.undo import Undo
 
@@ -81,7 +82,7 @@ def test_on_a_host_that_we_never_touched_nothing_is_done(host: FakeHost) -> None
 def test_every_host_has_the_same_operations(host: FakeHost) -> None:
     head, worker = (all_operations(host, removal(host, is_head)) for is_head in (True, False))
     assert [one for one, _ in head] == [one for one, _ in worker]
-    assert len(head) == 11
+    assert len(head) == 12
 
 
 def test_the_head_stops_before_the_other_ranks(host: FakeHost) -> None:
@@ -191,7 +192,7 @@ def test_daemon_json_with_nothing_of_ours_does_not_restart_docker(host: FakeHost
 
 
 def test_a_restart_that_was_cut_off_is_made_up_for(host: FakeHost) -> None:
-    host.facts[Text] = lambda path: "" if path == remove.DUE else None
+    host.facts[Text] = lambda path: "" if path == remove_docker.DUE else None
     assert follow(commands_of(remove.daemon_json_back, host), host)
     assert host.kinds() == ["restart docker unless off"]
 
@@ -344,11 +345,11 @@ def test_of_a_folder_with_another_name_only_our_parts_go(
         "etc-sparkstack/.x",
     ):
         (tmp_path / name).mkdir(parents=True)
-    folders = {
-        "install_dir": f"{tmp_path}/opt-sparkstack",
-        "state_dir": f"{tmp_path}/data",
-        "config_dir": f"{tmp_path}/etc-sparkstack",
-    }
+    folders = [
+        ["install_dir", f"{tmp_path}/opt-sparkstack"],
+        ["state_dir", f"{tmp_path}/data"],
+        ["config_dir", f"{tmp_path}/etc-sparkstack"],
+    ]
     done = subprocess.run(
         ["sh", "-c", Leavings().command(folders)], capture_output=True, text=True, check=True
     )
@@ -365,7 +366,7 @@ def test_a_folder_is_ours_as_a_whole_only_by_its_very_path() -> None:
 
 def test_a_container_of_others_that_uses_the_gpu_stops_all_before_a_change(host: FakeHost) -> None:
     host.facts[MachineState] = Machine(gpu_containers=("jupyter", "sparkstack-serve"))
-    assert not follow(commands_of(remove.others_asked, host), host)
+    assert not follow(commands_of(remove.others_asked, host, removal(host)), host)
     assert host.shown == [
         "spark-1: remove: found container jupyter using the GPU; wanted none of others while Docker "
         "restarts; stop it and run again"
@@ -374,7 +375,7 @@ def test_a_container_of_others_that_uses_the_gpu_stops_all_before_a_change(host:
 
 def test_no_containers_of_others(host: FakeHost) -> None:
     host.facts[MachineState] = Machine(gpu_containers=("sparkstack-serve",))
-    assert commands_of(remove.others_asked, host) == []
+    assert commands_of(remove.others_asked, host, removal(host)) == []
 
 
 @pytest.mark.parametrize(
@@ -487,3 +488,79 @@ def test_a_file_without_a_note_takes_no_folder_along(tmp_path: Path) -> None:
     path.write_text("")
     sh(put_back.drop(str(path)))
     assert list(tmp_path.iterdir()) == [path.parent]
+
+
+SETTINGS = f"settings{daemon_json.PATH}"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_containers_that_dockers_restart_would_stop_are_named_before_a_change(
+    host: FakeHost, asked: bool
+) -> None:
+    host.facts[Others] = {"webui": True}
+    host.facts[Text] = lambda path: "{}" if path.endswith(SETTINGS) else None
+    host.data.restart_serving = asked
+    assert follow(commands_of(remove.others_asked, host, removal(host)), host) is asked
+    assert ["which would stop on spark-1 the container webui" in line for line in host.shown] == (
+        [] if asked else [True]
+    )
+
+
+def test_where_no_settings_are_ours_docker_does_not_restart(host: FakeHost) -> None:
+    host.facts[Others] = {"webui": True}
+    assert commands_of(remove.others_asked, host, removal(host)) == []
+
+
+def test_the_folders_are_those_that_a_deployment_used(host: FakeHost) -> None:
+    """Not those that are declared now: what is in them was never ours."""
+    host.data.state_dir = "/srv/others"
+    noted = {"/data/ss": "state_dir /data", "/data/opt": "install_dir /data/opt"}
+    host.facts[Undo] = notes(did={"folder": noted}, files={"/etc/x": True})
+    asked: list[list[list[str]]] = []
+    leavings = {"entries": ["/data/ss/jobs", undo.ROOT], "data": {}}
+    host.facts[Leavings] = lambda folders: asked.append(folders) or leavings
+    assert follow(commands_of(remove.folders_gone, host, removal(host)), host)
+    assert asked == [
+        [
+            ["state_dir", "/data/ss"],
+            ["install_dir", "/data/opt"],
+            ["config_dir", "/etc/sparkstack"],
+            ["state_dir", "/var/lib/sparkstack"],
+            ["install_dir", "/opt/sparkstack"],
+        ]
+    ]
+    assert host.kinds() == ["remove folder", "remove site's folder", "remove notes"]
+    assert "rm -rf --one-file-system /data/ss/jobs" in host.heard
+
+
+def test_what_stays_in_a_named_folder_is_found_by_a_later_removal(host: FakeHost) -> None:
+    host.facts[Undo] = notes(did={"folder": {"/data/ss": "state_dir /data"}}, files={"/etc/x": True})
+    data = {"/data/ss/checkpoints": 5}
+    host.facts[Leavings] = {"entries": [*data, undo.ROOT], "data": data}
+    assert follow(commands_of(remove.folders_gone, host, removal(host)), host)
+    assert host.kinds() == ["remove notes"]
+    assert f"find {undo.ROOT} -type f ! -path '{undo.ROOT}/did/folder/*' -delete" in host.heard[0]
+    host.facts[Undo] = notes(did={"folder": {"/data/ss": "state_dir /data"}})
+    assert commands_of(remove.folders_gone, host, removal(host)) == []
+    host.heard.clear()
+    assert follow(commands_of(remove.folders_gone, host, removal(host, checkpoints=True)), host)
+    assert host.heard[0] == "rm -rf --one-file-system /data/ss/checkpoints"
+    assert f"rm -rf {undo.ROOT}" in host.heard[-1]
+
+
+@pytest.mark.parametrize(
+    ("state", "before", "kinds"),
+    [("bare", "/data", ["remove folder"]), ("used", "/data", []), ("bare", "/data/docker", [])],
+)
+def test_dockers_data_goes_where_it_is_nobodys(
+    host: FakeHost, state: str, before: str, kinds: list[str]
+) -> None:
+    host.facts[Undo] = notes(did={"data-root": {"/data/docker": before}})
+    host.facts[DataRoots] = {"/data/docker": {"bytes": "4000000", "state": state}}
+    assert follow(commands_of(remove.data_roots_gone, host), host)
+    assert host.kinds() == kinds
+    kept = (
+        "spark-1: remove: kept /data/docker (4.0 MB), where Docker had its data: there may be more in it "
+        "than ours; look, and remove it by hand"
+    )
+    assert host.shown == ([] if kinds else [kept])

@@ -278,3 +278,18 @@ def test_the_reload_that_waited_comes_after_the_stop(sites: Sites) -> None:
     site.host.answers = {STATE: "active", RESTARTS: "0"}
     assert follow(commands_of(serve.activated, site.host, site), site.host)
     assert site.host.kinds()[:5] == ["lacks", "stop rank", "know unit", "switch rank", "start rank"]
+
+
+@pytest.mark.parametrize(
+    ("bind", "endpoint"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://127.0.0.1:8000"),
+        ("fd00::7", "http://[fd00::7]:8000"),
+        ("management", "http://10.0.0.1:8000"),
+    ],
+)
+def test_where_the_head_is_asked(sites: Sites, bind: str, endpoint: str) -> None:
+    (site,) = sites(1, serve_bind=bind)
+    assert site.endpoint == endpoint

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_host import FakeHost
+from pyinfra.context import ctx_host
 
 from tasks import undo
 from tasks.files import ManagedFile
@@ -133,3 +135,24 @@ def test_settings_are_noted_in_order_and_not_twice_in_a_row() -> None:
         sh(undo.sets(path, settings))
     lines = Path(undo.ROOT + "/settings" + path).read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"mtu": 1}, {"a": "it's", "mtu": 2}, {"mtu": 1}]
+
+
+def test_folders_that_a_site_named_are_noted_at_the_first_write(tmp_path: Path) -> None:
+    named = {"state_dir": f"{tmp_path}/data/state", "install_dir": f"{tmp_path}"}
+    file = ManagedFile(f"{named['state_dir']}/plans/a.json", b"{}", owner=f"{os.getuid()}:{os.getgid()}")
+    with ctx_host.use(FakeHost("spark-1", **named)):  # type: ignore[arg-type]
+        for _ in range(2):
+            command = file.write()
+            sh(command, stdin=str(command.connector_arguments["_stdin"]))
+    assert notes()["did"] == {
+        "folder": {
+            named["state_dir"]: f"state_dir {tmp_path}",
+            named["install_dir"]: f"install_dir {tmp_path}",
+        }
+    }
+    assert Path(file.path).read_text() == "{}"
+
+
+def test_the_folders_of_our_name_need_no_note() -> None:
+    with ctx_host.use(FakeHost("spark-1")):  # type: ignore[arg-type]
+        assert undo.keep("/var/lib/sparkstack/plans/a.json") == "true"

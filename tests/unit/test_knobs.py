@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEFAULTS = {
     k: v for k, v in runpy.run_path(str(ROOT / "group_data/all.py")).items() if not k.startswith("__")
 }
-KNOWN = ["_sudo", "ssh_user", "ssh_hostname"]
+KNOWN = ["_sudo", "_sudo_password", "ssh_user", "ssh_hostname"]
 
 
 def lines(**changes: Any) -> list[str]:
@@ -63,6 +63,61 @@ WRONG: list[tuple[str, Any, str]] = [
         "abc",
         f"found conda_sha256 = 'abc' (text); wanted text that matches ^[0-9a-f]{{64}}$; {SEE}",
     ),
+    ("serve_bind", "0.0.0", "found serve_bind = '0.0.0' (text); wanted an IP address, or 'management' for"),
+    ("serve_bind", "managment", "found serve_bind = 'managment' (text); wanted an IP address, or"),
+    ("serve_bind", "127.0.0.1:8000", "found serve_bind = '127.0.0.1:8000' (text); wanted an IP address, or"),
+    (
+        "management_interface",
+        "enP7s7/24",
+        "found management_interface = 'enP7s7/24' (text); wanted the name of an interface, as `ip",
+    ),
+    (
+        "management_interface",
+        "a-name-too-long-",
+        "found management_interface = 'a-name-too-long-' (text); wanted the name of an interface",
+    ),
+    ("management_interface", "", "found management_interface = '' (text); wanted the name of an interface"),
+    (
+        "docker_mirrors",
+        ["https://m.example", "m.example:5000"],
+        "found docker_mirrors.1 = 'm.example:5000' (text); wanted a URL that begins with https:// or h",
+    ),
+    ("docker_mirrors", "https://m", f"found docker_mirrors = 'https://m' (text); wanted a list; {SEE}"),
+    ("docker_mirrors", ["https://m:x"], "found docker_mirrors.0 = 'https://m:x' (text); wanted a URL"),
+    ("docker_mirrors", ["https:///v2/"], "found docker_mirrors.0 = 'https:///v2/' (text); wanted a URL"),
+    ("docker_mirrors", ["https://m n"], "found docker_mirrors.0 = 'https://m n' (text); wanted a URL"),
+    (
+        "hub_endpoint",
+        "https://me:s3cr3t@hub.example",
+        "found hub_endpoint = 'https://…@hub.example' (text); wanted a URL without user and password in it",
+    ),
+    ("conda_url", "ftp://m/x.sh", "found conda_url = 'ftp://m/x.sh' (text); wanted a URL that"),
+    ("conda_channel_alias", "mirror", "found conda_channel_alias = 'mirror' (text); wanted a URL that "),
+    (
+        "accepted_systems",
+        ["ubuntu 24.04"],
+        "found accepted_systems.0 = 'ubuntu 24.04' (text); wanted ID:VERSION_ID of /etc/os-release, su",
+    ),
+    ("accepted_systems", ["Ubuntu:24.04"], "found accepted_systems.0 = 'Ubuntu:24.04' (text); wanted ID"),
+    ("accepted_systems", [], "found accepted_systems = [] (a list); wanted "),
+    ("packages", ["curl; reboot"], "found packages.0 = 'curl; reboot' (text); wanted the name of a "),
+    ("held_packages", ["linux image"], "found held_packages.0 = 'linux image' (text); wanted a package's"),
+    (
+        "pip_environment",
+        {"PIP-INDEX": "x"},
+        "found pip_environment.PIP-INDEX = 'PIP-INDEX' (text); wanted a variable's name",
+    ),
+    (
+        "recipie",
+        "x",
+        "found unknown name 'recipie'; wanted a knob of group_data/all.py; did you mean 'recipe'?",
+    ),
+    (
+        "_sudo_password",
+        "s3cr3t",
+        "found _sudo_password; wanted no password in a file or an argument; take it out; set "
+        "SPARKSTACK_SUDO_PASSWORD, or type it on the terminal",
+    ),
     (
         "user",
         "nvidia ALL=(ALL)",
@@ -103,6 +158,35 @@ def test_a_name_that_is_gone_is_said() -> None:
     rest = {key: value for key, value in DEFAULTS.items() if key != "user"}
     (found,) = knobs.problems(rest, {}, KNOWN)
     assert str(found) == "group_data: found no 'user'; wanted a value; copy its line from group_data/all.py"
+
+
+GOOD: list[tuple[str, Any]] = [
+    *(("serve_bind", value) for value in ("management", "0.0.0.0", "::", "192.0.2.7", "fd00::1")),
+    *(("management_interface", value) for value in ("eth0", "enP7s7", "br-lan", "eth0.100", "wlP9s9")),
+    ("docker_mirrors", ["http://192.0.2.1:5000", "https://m.example/docker/", "https://[fd00::1]:5000"]),
+    ("docker_mirrors", ()),
+    ("accepted_systems", ["ubuntu:24.04", "debian:12", "opensuse-leap:15.6"]),
+    ("conda_url", "file:///srv/Miniforge3.sh"),
+    ("conda_channel_alias", "https://mirrors.tuna.tsinghua.edu.cn/anaconda/cloud"),
+    ("held_packages", ["linux-image-[0-9]*", "!libnvidia-container*"]),
+    ("_sudo_password", None),
+    ("ssh_password", "in a site's own inventory"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), GOOD)
+def test_what_is_right_is_taken(name: str, value: Any) -> None:
+    assert [str(one) for one in knobs.problems({**DEFAULTS, name: value}, {}, [*KNOWN, "ssh_password"])] == []
+
+
+@pytest.mark.parametrize("name", ["_sudo_password", "ssh_password", "ssh_key_password"])
+@pytest.mark.parametrize("value", ["s3cr3t", 1234, 0])
+def test_a_password_is_no_argument(name: str, value: Any) -> None:
+    homes = {name: "--data"}
+    (found,) = knobs.problems({**DEFAULTS, name: value}, homes, [*KNOWN, name])
+    line = f"--data: found {name}; wanted no password in a file or an argument; take it out; "
+    assert str(found).startswith(line)
+    assert str(value) not in str(found)
 
 
 def test_every_mistake_is_told() -> None:

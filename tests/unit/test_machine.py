@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,6 +72,7 @@ def test_when_a_reload_is_safe(
     assert (machine.reload_refused(state, apart_from) is not None) is refused
 
 
+ROOT = Path(__file__).resolve().parents[2]
 RUNS, OFF = Unit("enabled", "active"), Unit("disabled", "inactive")
 
 
@@ -104,6 +107,14 @@ def test_what_is_held_is_installed_and_nothing_else() -> None:
         "nvidia-driver-580-open",
     ]
     assert machine.to_hold([], installed) == []
+
+
+def test_the_container_toolkit_is_not_a_part_of_the_driver() -> None:
+    """Its parts need one another's versions: one of them held stops the upgrade of all."""
+    toolkit = ["libnvidia-container1", "libnvidia-container-tools", "nvidia-container-toolkit"]
+    driver = ["libnvidia-cfg1-580", "libnvidia-gl-580", "nvidia-kernel-common-580", "linux-image-6.17-nvidia"]
+    patterns = runpy.run_path(str(ROOT / "group_data/all.py"))["held_packages"]
+    assert machine.to_hold(patterns, [*toolkit, *driver]) == sorted(driver)
 
 
 def data(**changes: Any) -> SimpleNamespace:

@@ -1,0 +1,90 @@
+"""The example inventories of four Sparks, with only their addresses swapped, on four hosts beside the lab."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.rerun import hosts
+from lab import engine, nodes
+from sparkstack import topology
+from tests.lab.conftest import ROOT, pyinfra
+from tests.lab.test_doctor import bad, doctor
+
+pytestmark = pytest.mark.lab
+
+STAGES = "only=preflight,host,docker,fabric"
+PREFIX = "more-spark-"
+
+
+@pytest.fixture(scope="module")
+def four(state: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The addresses of four fresh hosts; `state` has brought up Docker, and made the image."""
+    folder = tmp_path_factory.mktemp("more")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosts, "PREFIX", PREFIX)
+        for name in ("INVENTORY", "RECIPE", "KEY", "KNOWN_HOSTS"):
+            patch.setattr(hosts, name, folder / getattr(hosts, name).name)
+        patch.setattr(hosts, "FOLDER", folder)
+        try:
+            hosts.up(4, None)
+            client = engine.connect()
+            assert client is not None
+            found = []
+            for number in range(1, 5):
+                container = client.containers.get(f"{PREFIX}{number}")
+                found.append(str(container.attrs["NetworkSettings"]["Networks"]["bridge"]["IPAddress"]))
+                # The second cage; the first is there.
+                for far, (port, _) in zip(("more0", "more1"), topology.twins(1), strict=True):
+                    nodes.run(container, *f"ip link add {port} type veth peer name {far}".split())
+                    nodes.run(container, *f"ip link set {far} up".split())
+            yield found
+        finally:
+            hosts.down()
+
+
+def ask(number: int, command: str) -> str:
+    words = ["docker", "exec", f"{PREFIX}{number}", "sh", "-c", command]
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize(("example", "ports"), [("ring", 4), ("switch", 2)])
+def test_an_example_inventory_with_only_its_addresses_swapped(
+    four: list[str], example: str, ports: int, tmp_path: Path
+) -> None:
+    text = (ROOT / "inventories" / f"{example}.py").read_text()
+    for number, address in enumerate(four, 1):
+        assert text.count(f"192.0.2.1{number}") == 1
+        text = text.replace(f"192.0.2.1{number}", address)
+    inventory = tmp_path / f"{example}.py"
+    inventory.write_text(text)
+    values = {
+        "ssh_key": hosts.KEY,
+        "ssh_known_hosts_file": hosts.KNOWN_HOSTS,
+        "recipe": hosts.RECIPE,
+        "accelerator": "cpu",
+        "accepted_systems": '["debian:12"]',
+        "image_bases": json.dumps({"sparkstack-lab/vllm-cpu": f"sparkstack-lab/vllm-cpu@sha256:{'0' * 64}"}),
+    }
+    words = ["-y", "--data", STAGES]
+    words += [word for key, value in values.items() for word in ("--data", f"{key}={value}")]
+    names = {f"spark-{number}" for number in range(1, 5)}
+
+    run = pyinfra(*words, inventory=str(inventory))
+    assert run.code == 0, run.output
+    assert set(run.changed()) == names
+    for number in range(1, 5):
+        addresses = ask(number, "ip -4 -o addr show").splitlines()
+        networks = {line.split()[3].rpartition(".")[0] for line in addresses if "np" in line}
+        assert len(networks) == ports, addresses  # no two ports in one network
+        assert all(f".{9 + number}/24" in line for line in addresses if "np" in line)
+    run, report = doctor(*words, inventory=str(inventory))
+    assert (run.code, bad(report)) == (0, []), run.output
+    assert {line["host"] for line in report["lines"]} == {*names, "all hosts"}
+    run = pyinfra(*words, inventory=str(inventory))
+    assert (run.code, run.changed()) == (0, {}), run.output

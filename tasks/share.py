@@ -22,6 +22,7 @@ from tasks.remote import report_failure, shell, start_and_follow
 from tasks.site import Site, management_address
 
 UNIT = "sparkstack-share"
+START_SECONDS = 10  # for a share to accept connections
 # The token of a share that this run opens: all ends get it, nobody keeps it.
 TOKEN = secrets.token_hex(16)
 
@@ -147,14 +148,15 @@ def _reaches(host: Any, site: Site, address: str) -> bool:
     """Does the share there accept a connection, within the seconds that it takes to start?"""
     program = (
         "import socket,sys,time\n"
-        "end=time.monotonic()+10\n"
+        "end=time.monotonic()+float(sys.argv[3])\n"
         "while 1:\n"
         " try: socket.create_connection((sys.argv[1],int(sys.argv[2])),3); break\n"
         " except OSError:\n"
         "  if time.monotonic()>end: raise SystemExit(1)\n"
         "  time.sleep(0.2)"
     )
-    ok, _ = shell(host, f"{site.python} -c {shlex.quote(program)} {address} {site.data.share_port}")
+    words = f"{address} {site.data.share_port} {START_SECONDS}"
+    ok, _ = shell(host, f"{site.python} -c {shlex.quote(program)} {words}")
     return ok
 
 

@@ -68,7 +68,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         None,
     ),
     "read token": (r"cat \S+/share\.token", None),
-    "reach share": (r"\S+/python -c 'import socket.*' \S+ \d+", ""),
+    "reach share": (r"\S+/python -c 'import socket.*' \S+ \d+ \d+", ""),
     "drop token": (r"rm -f \S+/share\.token", ""),
     # host.py
     "install packages": (

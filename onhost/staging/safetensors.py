@@ -143,6 +143,7 @@ def parse_header(raw: bytes, size: int, name: str) -> Header:
     ):
         raise bad("a __metadata__ that is not a map of strings")
     try:
+        json.dumps(metadata, ensure_ascii=False).encode()
         tensors = sorted((_tensor(name, info) for name, info in data.items()), key=lambda t: (t.begin, t.end))
         end = _check_cover(tensors)
     except ValueError as error:
@@ -176,6 +177,7 @@ def _no_constant(name: str) -> None:
 def _tensor(name: str, info: Any) -> Tensor:
     if not isinstance(info, dict):
         raise ValueError(f"tensor {name!r} without a description")
+    name.encode()  # half of a surrogate pair is JSON, but no text
     dtype, shape, offsets = info.get("dtype"), info.get("shape"), info.get("data_offsets")
     if not isinstance(dtype, str):
         raise ValueError(f"tensor {name!r} without a dtype")

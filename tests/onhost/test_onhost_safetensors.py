@@ -55,6 +55,8 @@ def test_reads_order_shapes_and_metadata(tmp_path: Path) -> None:
         (raw({"__metadata__": {"a": 1}}), "__metadata__ that is not a map of strings"),
         (raw({"__metadata__": []}), "__metadata__ that is not a map of strings"),
         (raw({"t": 3}), "without a description"),
+        (raw({"\ud800": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}), "surrogates not allowed"),
+        (raw({"__metadata__": {"a": "\udfff"}}), "surrogates not allowed"),
         (raw(one(dtype=None), b"xx"), "without a dtype"),
         (raw(one(dtype="F7"), b"xx"), "the unknown dtype 'F7'"),
         (raw(one(shape=[-2]), b"xx"), "the shape [-2]"),

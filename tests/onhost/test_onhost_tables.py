@@ -13,12 +13,14 @@ import safetensors as library
 from making import Silent, contents, safetensors
 from making import write_repo as repo
 from models import TABLE, bf16
-from staged import DONOR, INDEX, apply, in_blocks
+from staged import CUT, DENSE, DONOR, INDEX, apply, in_blocks, indexed
 
 from onhost.plan import JobError, Plan
 from onhost.staging.chain import apply_steps, folder_view
 from onhost.staging.rows import RowReader
 from onhost.staging.transforms import read_steps
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def draft(size: int, output: str, **rest: Any) -> dict[str, Any]:
@@ -185,6 +187,24 @@ def test_ngram_table_comes_after_what_moves_it(folder: Path, tmp_path: Path) -> 
         apply(source, tmp_path / "out", MAP, cut)
     with RowReader(apply(source, tmp_path / "right", cut, MAP)) as reader:
         assert bytes(reader.read(range(200))) == b"".join(table_rows())
+
+
+def test_the_seed_recipes_transforms(folder: Path, tmp_path: Path) -> None:
+    """Those of recipes/qwen3.8-flash-next.yaml in its order, at small size; and cut anew before the map."""
+    import yaml
+
+    recipe = yaml.safe_load((ROOT / "recipes/qwen3.8-flash-next.yaml").read_text())
+    steps = [{**next(iter(s.values())), "name": next(iter(s))} for s in recipe["checkpoint"]["transforms"]]
+    assert [step["name"] for step in steps] == ["ngram_table", "fp8_dense", "draft_vocab"]
+    small = [{"expect_rows": ROWS}, {"expect_tensors": DENSE["expect_tensors"]}, {"size": 300}]
+    rows, dense, draft_head = [{**step, **change} for step, change in zip(steps, small, strict=True)]
+    out = apply(folder / "next", tmp_path / "out", rows, dense, draft_head)
+    assert {"ngram_rows.json", "draft_vocab/head.safetensors"} <= set(folder_view(out))
+    again = apply(folder / "next", tmp_path / "again", dense, draft_head, CUT, rows)
+    assert indexed(out) == indexed(again)
+    for made in (out, again):
+        with RowReader(made) as reader:
+            assert bytes(reader.read(range(200))) == b"".join(table_rows())
 
 
 @pytest.mark.parametrize(

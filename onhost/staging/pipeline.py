@@ -25,7 +25,7 @@ from onhost.staging.graph import FINAL, Graph, Ledger, disk_limit
 from onhost.staging.outputs import Output
 from onhost.staging.transfer import Wanted
 
-# Files made at once: one is copied while another is hashed; on a Spark's twenty cores four keep its disk busy.
+# Files made at once: one is copied while another is hashed; on a Spark's twenty cores four keep a disk busy.
 MAKERS = max(2, min(4, (os.cpu_count() or 1) // 4))
 
 

@@ -169,9 +169,15 @@ image_bases: dict[str, str] = {}
 
 # ── Network ──
 
-# How the ConnectX-7 ports are cabled: {"kind": "single" | "pair" | "ring" | "switch", "port": 0 | 1,
-# "base": "192.168.100.0/22"}. kind None: "single" for one host, "pair" for two.
+# How the ConnectX-7 ports are cabled; docs/fabric.md. kind: "single", "pair", "ring", "switch", or "auto"
+# (the ports are asked whom they hear). None: "single" for one host, "pair" for two. port: the cage, 0 or 1,
+# of all hosts or of each: {"spark-1": 0, "spark-2": 1}. cables: 2 for a pair with two; or all of them by
+# their ends: ["spark-1:0 spark-2:1", …]. base: the network that the /24 networks are cut from, two a cable.
 fabric: dict[str, object] = {"kind": None, "port": 0, "base": "192.168.96.0/19"}
+
+# Names of a Spark's interfaces and RDMA devices, where it does not call them as DGX OS does: set it for that
+# host, {0: [["enp1s0f0np0", "rocep1s0f0"], ["enP2p1s0f0np0", "roceP2p1s0f0"]], 1: …}, by port, twin by twin.
+fabric_ports: dict[int, list[list[str]]] = {}
 
 # The network interface by which people and the controller reach a Spark.
 management_interface = "enP7s7"

@@ -40,12 +40,17 @@ def ensure(client: docker.DockerClient) -> None:
         _make_management(client)
     for rail in RAILS:
         if rail.network not in present:
-            # Not `internal`: Docker would then drop the fabric's own addresses where bridges are filtered.
-            options = {
-                "com.docker.network.driver.mtu": str(FABRIC_MTU),
-                "com.docker.network.bridge.enable_ip_masquerade": "false",
-            }
-            client.networks.create(rail.network, driver="bridge", options=options, labels=labels())
+            make_rail(client, rail, labels())
+
+
+def make_rail(client: docker.DockerClient, rail: Wire, marks: dict[str, str]) -> None:
+    """A network for one twin of each host."""
+    # Not `internal`: Docker would then drop the fabric's own addresses where bridges are filtered.
+    options = {
+        "com.docker.network.driver.mtu": str(FABRIC_MTU),
+        "com.docker.network.bridge.enable_ip_masquerade": "false",
+    }
+    client.networks.create(rail.network, driver="bridge", options=options, labels=marks)
 
 
 def _make_management(client: docker.DockerClient) -> None:

@@ -106,11 +106,43 @@ class SourceBuild(Strict):
     jobs: Annotated[int, Field(ge=1)] | None
 
 
+def _port(value: Any) -> Any:
+    # Which numbers and names there are is the topology's to say (sparkstack/cabling.py).
+    each = value.items() if isinstance(value, dict) else [("", value)]
+    if not all(isinstance(name, str) and type(number) is int for name, number in each):
+        raise refusal('a whole number, or one for each host as in {"spark-1": 0}')
+    return value
+
+
+def _cables(value: Any) -> Any:
+    listed = isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+    if not (value is None or type(value) is int or listed):
+        raise refusal('a whole number, or a list such as ["spark-1:0 spark-2:1"]')
+    return value
+
+
+def _ports(value: Any) -> Any:
+    """Two twins (interface, RDMA device) for each port; keys may be text, as JSON has them."""
+    name = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+    good = isinstance(value, dict) and all(
+        str(port) in ("0", "1")
+        and isinstance(twins, (list, tuple))
+        and len(twins) == 2
+        and all(isinstance(twin, (list, tuple)) and len(twin) == 2 for twin in twins)
+        and all(isinstance(one, str) and name.fullmatch(one) for twin in twins for one in twin)
+        for port, twins in value.items()
+    )
+    if not good:
+        raise refusal('two twins for port 0 or 1, as in {0: [["cx0", "mlx5_0"], ["cx1", "mlx5_1"]]}')
+    return value
+
+
 class Fabric(Strict):
     """How the fabric is cabled."""
 
     kind: str | None = None
-    port: int = 0
+    port: Annotated[Any, AfterValidator(_port)] = 0
+    cables: Annotated[Any, AfterValidator(_cables)] = None
     base: str | None = None
 
 
@@ -161,6 +193,7 @@ class Knobs(Strict):
     image_bases: dict[str, str]
 
     fabric: Fabric
+    fabric_ports: Annotated[Any, AfterValidator(_ports)]
     management_interface: NetworkInterface
     serve_bind: Bind
     share_port: Annotated[int, Field(ge=1, le=65535)]

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.fabric import FabricPlan
 from sparkstack.launch import Accelerator
 
 LOOPBACK = "127.0.0.1"
+GID_INDEX = "NCCL_IB_GID_INDEX"
+SOCKET_NAMES = (
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "TP_SOCKET_IFNAME",
+    "UCX_NET_DEVICES",
+    "OMPI_MCA_btl_tcp_if_include",
+)
+
+
+def empties(env: Mapping[str, str], where: str) -> list[Problem]:
+    """A recipe's variables that must not be empty: NCCL reads an empty GID index as 0, which is RoCE v1, and
+    an empty name as no interface."""
+    names = (*SOCKET_NAMES, "NCCL_IB_HCA", GID_INDEX, "VLLM_HOST_IP")
+    return [
+        Problem(where, f"{name} without a value", "a value, or no such line", "remove it from serve.env")
+        for name in names
+        if name in env and not str(env[name]).strip()
+    ]
 
 
 def host_address(plan: FabricPlan, node: str, management_address: str = "") -> str:
@@ -41,20 +60,15 @@ def rank_env(
     """The variables of `node`'s rank.
 
     `management` is the name of its management interface (enP7s7), which only a ring uses, with its address.
-    `active_hcas` are the RDMA devices whose port is active (ibv_devinfo). NCCL_IB_GID_INDEX is never set: the
-    right index differs by node and moves with time, and NCCL finds it by itself.
+    `active_hcas` are the fabric's RDMA devices whose port is active, in order of the plan's interfaces.
+    NCCL_IB_GID_INDEX is never set: the right index differs by node and moves with time, and NCCL finds it by
+    itself.
     """
     env = {"VLLM_HOST_IP": host_address(plan, node, management_address)}
     if kind == "single":
         return env
     socket = management if kind == "ring" else plan.of(node)[0].name
-    for name in (
-        "NCCL_SOCKET_IFNAME",
-        "GLOO_SOCKET_IFNAME",
-        "TP_SOCKET_IFNAME",
-        "UCX_NET_DEVICES",
-        "OMPI_MCA_btl_tcp_if_include",
-    ):
+    for name in SOCKET_NAMES:
         env[name] = socket
     # The CPU build talks by gloo alone.
     hcas = list(dict.fromkeys(active_hcas)) if accelerator == "gpu" else []
@@ -62,13 +76,12 @@ def rank_env(
     if hcas:
         # "=": by the whole name; otherwise mlx5_1 would also mean mlx5_10.
         env["NCCL_IB_HCA"] = "=" + ",".join(hcas)
+    if len({interface.subnet for interface in plan.of(node)}) > 2:
+        # More than one cable: each port reaches its own neighbour only, so devices are paired by subnet.
+        env["NCCL_IB_SUBNET_AWARE_ROUTING"] = "1"
     if kind == "ring":
-        # Each port reaches one neighbour only: pair devices by subnet, and do not bundle the two twins.
-        env |= {
-            "NCCL_IB_SUBNET_AWARE_ROUTING": "1",
-            "NCCL_IB_MERGE_NICS": "0",
-            "NCCL_NET_PLUGIN": "none",
-        }
+        # Two twins of different cables must not be bundled.
+        env |= {"NCCL_IB_MERGE_NICS": "0", "NCCL_NET_PLUGIN": "none"}
         if len(plan.nodes) > 3:
             env["NCCL_ALGO"] = "Ring"  # a tree would need cables across
     return env

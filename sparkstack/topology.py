@@ -3,26 +3,29 @@
 A Spark has two QSFP cages (port 0 and 1). Each cage is two network interfaces, twins, one on each PCIe half;
 both carry traffic over the one cable. Twins never share a subnet: the kernel would send for both through one.
 So every cable, or every switch, has two /24 networks, one for each PCIe half.
+
+What stays where it is: a second run gives the same plan. A node appended to a switch changes nothing for the
+others, and a pair with one cable keeps its addresses when it becomes a switch. A node appended to a ring
+takes over the cable from the last one to the first: only port 1 of the first node gets new networks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from ipaddress import AddressValueError, IPv4Network, NetmaskValueError
 
+from sparkstack.cabling import KINDS, MOST, Cables, Cabling, Port, declared
 from sparkstack.errors import Problem, SparkstackError
-from sparkstack.fabric import FabricPlan, Interface, Node
+from sparkstack.fabric import FabricPlan, Interface, Node, Ports, Twins
 from sparkstack.routes import collisions
 
-__all__ = ["KINDS", "FabricPlan", "Interface", "Node", "collisions", "plan", "twins"]
+__all__ = ["KINDS", "FabricPlan", "Interface", "Node", "collisions", "plan", "plan_of", "twins"]
 
-KINDS = ("single", "pair", "ring", "switch")
-FIRST_OCTET = 10
+FIRST_OCTET = 254 - MOST + 1
 DEFAULT_BASE = {"pair": "192.168.100.0/22", "switch": "192.168.100.0/22", "ring": "10.20.0.0/16"}
 
 
-def twins(port: int) -> tuple[tuple[str, str], tuple[str, str]]:
+def twins(port: int) -> Twins:
     """(interface, RDMA device) of a cage on PCIe half 1 and on half 2."""
     return (
         (f"enp1s0f{port}np{port}", f"rocep1s0f{port}"),
@@ -30,67 +33,82 @@ def twins(port: int) -> tuple[tuple[str, str], tuple[str, str]]:
     )
 
 
-def plan(kind: str, nodes: Sequence[str], base: str | None = None, port: int = 0) -> FabricPlan:
-    """The fabric of `nodes` (inventory order) cabled as `kind`.
+def ports_of(knob: Mapping[int | str, Sequence[Sequence[str]]]) -> Ports:
+    """The knob `fabric_ports` of a host as names of the twins, by port."""
+    return {int(port): ((one[0], one[1]), (other[0], other[1])) for port, (one, other) in knob.items()}
 
-    `single`: none. `pair`: one cable between the same `port` of both. `ring`: a cable from port 0 of each
-    node to port 1 of the next, the last one's to the first. `switch`: one cable from `port` of each into one
-    switch. `base` is the IPv4 network that the /24s are cut from, in order; a host's last octet is 10 plus
-    its place in the inventory. Errors: SparkstackError for a declaration that cannot be built.
+
+def plan(
+    kind: str,
+    nodes: Sequence[str],
+    base: str | None = None,
+    port: Port = 0,
+    cables: Cables | None = None,
+    names: Mapping[str, Ports] | None = None,
+) -> FabricPlan:
+    """The fabric of `nodes` (inventory order) as declared; see `cabling.declared` and `plan_of`."""
+    return plan_of(declared(kind, nodes, port, cables), nodes, base, names)
+
+
+def plan_of(
+    cabling: Cabling,
+    nodes: Sequence[str],
+    base: str | None = None,
+    names: Mapping[str, Ports] | None = None,
+) -> FabricPlan:
+    """Addresses for a cabling. `base` is the IPv4 network that the /24s are cut from, in order of the links;
+    a host's last octet is 10 plus its place in the inventory. `names` has the interfaces of hosts that do not
+    call them as DGX OS does. Errors: SparkstackError for a base without room, and for one name twice.
     """
-    base = base or DEFAULT_BASE.get(kind, DEFAULT_BASE["pair"])
-    _check(kind, nodes, port)
-    names = tuple(nodes)
-    # (cage, its place among the cables, neighbours) of every node
-    ends: dict[str, list[tuple[int, int, tuple[str, ...]]]] = {name: [] for name in names}
-    cables = 0
-    if kind in ("pair", "switch"):
-        cables = 1
-        for name in names:
-            ends[name].append((port, 0, tuple(other for other in names if other != name)))
-    elif kind == "ring":
-        cables = len(names)
-        for index, name in enumerate(names):
-            ends[name].append((0, index, (names[(index + 1) % cables],)))
-            ends[name].append((1, (index - 1) % cables, (names[index - 1],)))
-    subnets = _subnets(kind, base, 2 * cables)
-    interfaces = {}
-    for index, name in enumerate(names):
-        interfaces[name] = tuple(
-            Interface(netdev, hca, str(subnets[2 * cable + half][FIRST_OCTET + index]), str(subnet), peers)
-            for cage, cable, peers in ends[name]
-            for half, (netdev, hca) in enumerate(twins(cage))
-            for subnet in (subnets[2 * cable + half],)
-        )
+    base = base or DEFAULT_BASE.get(cabling.kind, DEFAULT_BASE["pair"])
+    usual: Ports = {0: twins(0), 1: twins(1)}
+    named = {name: {**usual, **(names or {}).get(name, {})} for name in nodes}
+    _check_names(named)
+    subnets = _subnets(cabling.kind, base, 2 * len(cabling.links))
+    octet = {name: FIRST_OCTET + place for place, name in enumerate(nodes)}
+    interfaces: dict[str, list[Interface]] = {name: [] for name in nodes}
+    # In order of the ports, so that both ends of a cable list their rails alike.
+    ends = sorted(
+        ((end, number) for number, link in enumerate(cabling.links) for end in link),
+        key=lambda item: item[0].port,
+    )
+    for end, number in ends:
+        ring = [other.node for other in sorted(cabling.links[number], key=lambda one: octet[one.node])]
+        peers = tuple(name for name in ring if name != end.node)
+        following = ring[(ring.index(end.node) + 1) % len(ring)]
+        for half, (netdev, hca) in enumerate(named[end.node][end.port]):
+            subnet = subnets[2 * number + half]
+            interfaces[end.node].append(
+                Interface(
+                    netdev,
+                    hca,
+                    str(subnet[octet[end.node]]),
+                    str(subnet),
+                    peers,
+                    next_peer=str(subnet[octet[following]]),
+                )
+            )
+    ports = {name: tuple(end.port for end, _ in ends if end.node == name) for name in nodes}
     return FabricPlan(
-        kind, tuple(Node(name, tuple(cage for cage, _, _ in ends[name])) for name in names), interfaces
+        cabling.kind,
+        tuple(Node(name, ports[name]) for name in nodes),
+        {name: tuple(found) for name, found in interfaces.items()},
+        cabling,
+        named,
     )
 
 
-def _check(kind: str, nodes: Sequence[str], port: int) -> None:
-    where = f"topology {kind!r}"
-    if kind not in KINDS:
-        near = get_close_matches(kind, KINDS, 1)
-        remedy = f"did you mean {near[0]!r}?" if near else "name how the Sparks are cabled"
-        raise SparkstackError(Problem("topology", repr(kind), "one of: " + ", ".join(KINDS), remedy))
+def _check_names(named: Mapping[str, Ports]) -> None:
     problems = []
-    count, most = len(nodes), 254 - FIRST_OCTET + 1
-    found = f"{count} nodes ({', '.join(nodes)})" if nodes else "no nodes"
-    wanted, remedy = {
-        "single": ("exactly 1 node", "name the cabling: pair, ring or switch"),
-        "pair": ("exactly 2 nodes", "use single for one, ring or switch for more"),
-        "ring": (f"3 to {most} nodes", "two Sparks with a cable are a pair"),
-        "switch": (f"2 to {most} nodes", "use single for one"),
-    }[kind]
-    low, high = {"single": (1, 1), "pair": (2, 2), "ring": (3, most), "switch": (2, most)}[kind]
-    if not low <= count <= high:
-        problems.append(Problem(where, found, wanted, remedy))
-    for name in sorted({name for name in nodes if list(nodes).count(name) > 1}):
-        problems.append(Problem(where, f"node {name!r} twice", "each node once", "correct the inventory"))
-    if port not in (0, 1):
-        problems.append(Problem(where, f"port {port}", "port 0 or 1", "port 0 is the cage beside the RJ45"))
-    elif kind == "ring" and port != 0:
-        problems.append(Problem(where, f"port {port}", "no port", "a ring uses both ports; remove it"))
+    for node, ports in named.items():
+        for kind, place in (("interface", 0), ("RDMA device", 1)):
+            names = [half[place] for port in (0, 1) for half in ports[port]]
+            for name in dict.fromkeys(one for one in names if names.count(one) > 1):
+                problems.append(
+                    Problem(
+                        node, f"{kind} {name!r} twice in its ports", "each once", "correct `fabric_ports`"
+                    )
+                )
     if problems:
         raise SparkstackError(problems)
 
@@ -104,9 +122,14 @@ def _subnets(kind: str, base: str, count: int) -> list[IPv4Network]:
         ) from error
     room = 2 ** (24 - network.prefixlen) if network.prefixlen <= 24 else 0
     if room < count:
-        found = f"base {base} with room for {room} networks of /24"
+        networks = "1 network" if room == 1 else f"{room} networks"
+        found = f"base {base} with room for {networks} of /24"
         raise SparkstackError(
             Problem(f"topology {kind!r}", found, f"room for {count}", "declare a wider base")
         )
     first = int(network.network_address)
+    odd = (network.is_multicast, network.is_loopback, network.is_link_local, network.is_reserved)
+    if any(odd) or first >> 24 == 0:
+        found = f"base {base}, which hosts cannot have addresses of"
+        raise SparkstackError(Problem(f"topology {kind!r}", found, "a network such as 10.20.0.0/16"))
     return [IPv4Network((first + 256 * index, 24)) for index in range(count)]

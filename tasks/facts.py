@@ -141,18 +141,6 @@ class Addresses(FactBase[dict[str, list[str]]]):
         return found
 
 
-class Routes(FactBase[list[str]]):
-    """Returns the lines of `ip -4 route`."""
-
-    default = list
-
-    def command(self) -> str:
-        return "ip -4 route show table main"
-
-    def process(self, output: list[str]) -> list[str]:
-        return [line.strip() for line in output if line.strip()]
-
-
 class Completes(FactBase[bool]):
     """Returns True when the endpoint answers a real completion now, within `seconds`.
 
@@ -222,18 +210,3 @@ class Survey(FactBase[dict[str, Any]]):
             else:
                 found[key] = value
         return found
-
-
-class Hcas(FactBase[list[str]]):
-    """Returns the RDMA devices with an active port, by the host's own names (rocep1s0f0, …)."""
-
-    default = list
-
-    def command(self) -> str:
-        return (
-            'for d in /sys/class/infiniband/*; do [ -e "$d" ] || continue; '
-            'grep -q ACTIVE "$d"/ports/*/state && basename "$d"; done; true'
-        )
-
-    def process(self, output: list[str]) -> list[str]:
-        return sorted(line.strip() for line in output if line.strip())

@@ -7,6 +7,7 @@ root-only sibling and rename it, so that a killed run leaves the old file or the
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyinfra import host
@@ -25,10 +26,15 @@ def managed_files(files: list[ManagedFile]) -> Commands:
     """
     found = host.get_fact(FileStates, paths=[file.path for file in files])
     for file in files:
-        if found.get(file.path) == file.wanted():
-            host.noop(f"{file.path} is as declared")
-        else:
-            yield file.write()
+        yield from write_unless(file, found.get(file.path))
+
+
+def write_unless(file: ManagedFile, found: Mapping[str, str] | None) -> Commands:
+    """Write a file unless its state `found` is the wanted one."""
+    if found == file.wanted():
+        host.noop(f"{file.path} is as declared")
+    else:
+        yield file.write()
 
 
 @operation()

@@ -49,6 +49,8 @@ def take_back(kind: str, name: str, before: str) -> str:
         return f"! {is_member} || gpasswd -d {user} {group} >/dev/null"
     if kind == "group":
         return f'[ -n "$(getent group {n} | cut -d: -f4)" ] || ! getent group {n} >/dev/null || groupdel {n}'
+    if kind == "user":
+        return f"! id -u {n} >/dev/null 2>&1 || userdel {n}"
     if kind == "hold":
         return f"! apt-mark showhold {n} | grep -q . || apt-mark unhold {n} >/dev/null"
     if kind == "sysctl":

@@ -20,12 +20,13 @@ from sparkstack.errors import Problem
 from sparkstack.units import bytes_text
 from tasks import declared, undo
 from tasks.docker import Others
-from tasks.facts import Addresses, Text, UnitState
+from tasks.facts import Text, UnitState
 from tasks.files import Commands
 from tasks.machine import MachineState
 from tasks.put_back import drop, forget, purge, restore, take_back, tell_once, undo_deed
 from tasks.remote import fail
 from tasks.remove_docker import daemon_json_back, data_roots_gone, images_gone
+from tasks.remove_fabric import fabric_back, is_theirs
 from tasks.remove_facts import Jobs, Leavings, is_ours
 from tasks.site import UNIT, SiteError
 from tasks.undo import Undo
@@ -100,33 +101,6 @@ def jobs_ended() -> Commands:
     yield StringCommand("systemctl stop " + " ".join(map(shlex.quote, jobs)))
 
 
-@operation()
-def fabric_back() -> Commands:
-    """Take our netplan file and the addresses in it off the interfaces, and apply what netplan has left.
-
-    No-op when the file is not there, or is the one of before.
-    """
-    notes = host.get_fact(Undo)
-    text = host.get_fact(Text, path=netplan.PATH)
-    noted = netplan.PATH in notes["files"] or netplan.PATH in notes["absent"]
-    if text is None or notes["files"].get(netplan.PATH) or not (noted or text.startswith(netplan.HEADER)):
-        host.noop("no network file of ours is there")
-        return
-    present = host.get_fact(Addresses)
-    off = [
-        f"ip address del {shlex.quote(cidr)} dev {shlex.quote(name)} 2>/dev/null"
-        for name, cidr in netplan.addresses(text)
-        if cidr in present.get(name, [])
-    ]
-    back = restore(netplan.PATH) if netplan.PATH in notes["files"] else drop(netplan.PATH)
-    # Before, so that none is forgotten when this is cut off; after, for what the network's daemon put back.
-    yield StringCommand("; ".join([*off, f"{back} && netplan apply", "s=$?", *off, "exit $s"]))
-    for name, mtu in notes["did"].get("mtu", {}).items():
-        yield StringCommand(
-            f"ip link set dev {shlex.quote(name)} mtu {shlex.quote(mtu)} && {forget('mtu', name)}"
-        )
-
-
 def _units(paths: list[str]) -> list[str]:
     """The units that files of ours directly in /etc/systemd/system define."""
     found = [PurePosixPath(path) for path in paths]
@@ -142,7 +116,11 @@ def files_back() -> Commands:
     """
     notes = host.get_fact(Undo)
     special = {daemon_json.PATH, netplan.PATH}
-    back = sorted(path for path, same in notes["files"].items() if not same and path not in special)
+    back = sorted(
+        path
+        for path, same in notes["files"].items()
+        if not same and path not in special and not is_theirs(path)
+    )
     gone = sorted(path for path, gone in notes["absent"].items() if not gone and path not in special)
     if not notes["absent"].get(UNIT_PATH) and UNIT_PATH not in [*back, *gone]:
         # A deploy of before there were notes left it; nobody else has a unit of this name.
@@ -165,7 +143,7 @@ def files_back() -> Commands:
 
 
 # Holds before packages, members before their group.
-ORDER = ("hold", "unit", "package", "member", "group", "target", "sysctl", "swap")
+ORDER = ("hold", "unit", "package", "member", "user", "group", "target", "sysctl", "swap")
 
 
 @operation()
@@ -230,7 +208,7 @@ def folders_gone(removal: Removal) -> Commands:
     but = shlex.quote(f"{note}/*")
     notes_gone = f"find {root} -type f ! -path {but} -delete" if note else f"rm -rf {root}"
     yield StringCommand(
-        "rm -f /run/sparkstack-*; "
+        "rm -rf /run/sparkstack-*; "
         f"{notes_gone} && "
         f"rmdir --ignore-fail-on-non-empty {own} {parents} 2>/dev/null; true"
     )

@@ -14,7 +14,7 @@ DATA = ("checkpoints", "downloads")
 PARTS = {
     "install_dir": ("conda", "conda.*", "env", "environment-*.yml", "vllm", "vllm.*"),
     "state_dir": ("build", "jobs", "plans", "results", "wheels", *DATA),
-    "config_dir": ("current", "current.new", "fabric.env", "releases", "secrets"),
+    "config_dir": ("current", "current.new", "fabric.env", "peer", "releases", "secrets", "ssh"),
 }
 
 

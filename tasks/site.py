@@ -60,6 +60,11 @@ class Site:
         return self.hosts[0]
 
     @property
+    def reached_by(self) -> str:
+        """The address by which the controller comes; "" where it is this machine."""
+        return "" if self.host.name == LOCAL else management_address(self.host)
+
+    @property
     def user(self) -> str:
         return daily_user(self.host)
 
@@ -318,6 +323,35 @@ def _recipe(name: str) -> recipe.Recipe:
     return recipe.load_recipe(path)
 
 
+def _fabric(hosts: list[Any], data: Any) -> FabricPlan:
+    """The declared fabric; "auto" asks the hosts, once in a run. Errors: SparkstackError."""
+    knob = dict(data.fabric)
+    # The plan is of all hosts, so all must see the same one.
+    for other in hosts:
+        if dict(other.data.fabric) != knob:
+            found = f"another `fabric` than {current_host.name} has"
+            raise SparkstackError(
+                Problem(other.name, found, "one for all hosts", "set it in group_data, not for a host")
+            )
+        if mistakes := [] if other is current_host else declared.problems(other):
+            raise SparkstackError(mistakes)
+    names = [host.name for host in hosts]
+    ports = {host.name: topology.ports_of(host.data.get("fabric_ports") or {}) for host in hosts}
+    kind = knob.get("kind") or ("single" if len(hosts) == 1 else "pair" if len(hosts) == 2 else None)
+    if kind is None:
+        found = f"{len(hosts)} hosts and no kind"
+        raise SparkstackError(
+            Problem("fabric", found, "ring, switch or auto", "set `fabric` in group_data")
+        )
+    if kind == "auto":
+        from tasks import discover  # it needs what needs this module
+
+        return topology.plan_of(discover.cabling(hosts, ports), names, knob.get("base"), ports)
+    return topology.plan(
+        kind, names, knob.get("base"), knob.get("port", 0), knob.get("cables"), names=ports
+    )
+
+
 def load(whole: bool = True) -> Site:
     """The site as the current host sees it; `whole`: every host of the inventory must be connected.
 
@@ -344,22 +378,12 @@ def load(whole: bool = True) -> Site:
             *recipe.unsupported(chosen),
             *recipe.pins_missing(chosen, data.image_bases),
             *recipe.secrets_in(chosen),
+            *nccl.empties(chosen.serve.env, f"recipe {chosen.name}"),
         ]
         if problems:
             raise SparkstackError(problems)
-        cabled = dict(data.fabric)
-        kind = cabled.get("kind") or ("single" if len(hosts) == 1 else "pair" if len(hosts) == 2 else None)
-        if kind is None:
-            raise SparkstackError(
-                Problem(
-                    "fabric",
-                    f"{len(hosts)} hosts and no kind",
-                    "ring or switch",
-                    "set `fabric` in group_data",
-                )
-            )
-        fabric = topology.plan(kind, names, base=cabled.get("base"), port=cabled.get("port", 0))
-        _check_local(hosts, kind, data)
+        fabric = _fabric(hosts, data)
+        _check_local(hosts, fabric.kind, data)
         rank = names.index(current_host.name)
         return Site(hosts[rank], rank, hosts, chosen, fabric)
     except SparkstackError as error:

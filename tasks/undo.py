@@ -34,6 +34,7 @@ KINDS = {
     "package": "NAME that we installed (see `installing`)",
     "hold": "NAME that we put on hold",
     "group": "NAME that we created",
+    "user": "NAME that we created, without a home of its own",
     "member": "USER:GROUP that we added",
     "unit": "NAME.service; before: `is-enabled` and `is-active`, such as 'disabled inactive'",
     "restarted": "NAME.service that reads a file of ours: restarted once that is taken back",

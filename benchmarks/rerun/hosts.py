@@ -1,10 +1,9 @@
 """Hosts to measure on, apart from the lab: `python -m benchmarks.rerun.hosts up N | down`.
 
 Containers of the lab's Spark image with the options that the lab gives its nodes, named rerun-spark-1…N, on
-Docker's own bridge, with a key of their own. Instead of the lab's rails each has two veth pairs with the
-port names of a Spark; instead of an environment built by conda a virtual environment with its marks and the
-controller's own copies of what a second run imports there. An inventory for them is written to
-.cache/rerun/hosts/hosts.py.
+Docker's own bridge, with a key of their own, and on two networks of their own as the fabric's rails; instead
+of an environment built by conda a virtual environment with its marks and the controller's own copies of what
+a second run imports there. An inventory for them is written to .cache/rerun/hosts/hosts.py.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from docker.models.containers import Container
 from packaging.requirements import Requirement
 
 from benchmarks.rerun.paths import CACHE, ROOT
-from lab import engine, images, keys, nodes, ssh
+from lab import engine, images, keys, network, nodes, ssh
 from sparkstack import conda, topology
 from tasks import wheels
 
@@ -47,7 +46,8 @@ def up(count: int, image: str | None) -> Path:
     FOLDER.mkdir(parents=True, exist_ok=True)
     image = image or images.build(client, lambda *_: None)
     keys.write_private(KEY, *keys.pair("sparkstack-rerun"))
-    containers = [_create(client, image, number) for number in range(1, count + 1)]
+    wires = _wires(client)
+    containers = [_create(client, image, number, wires) for number in range(1, count + 1)]
     for container in containers:
         container.start()
     found: dict[str, str] = {}
@@ -73,9 +73,23 @@ def down() -> None:
     if client is not None:
         for container in client.containers.list(all=True, filters={"name": f"^/{PREFIX}"}):
             nodes.remove(client, str(container.name))
+        for one in client.networks.list(names=[f"^{PREFIX}rail"]):
+            one.remove()
 
 
-def _create(client: docker.DockerClient, image: str, number: int) -> Container:
+def _wires(client: docker.DockerClient) -> tuple[network.Wire, ...]:
+    """The rails: a fabric whose ports hear nobody is no second run."""
+    wires = tuple(
+        network.Wire(f"{PREFIX}rail{half}", name, False) for half, (name, _) in enumerate(topology.twins(0))
+    )
+    for wire in wires:
+        network.make_rail(client, wire, {})
+    return wires
+
+
+def _create(
+    client: docker.DockerClient, image: str, number: int, wires: tuple[network.Wire, ...]
+) -> Container:
     name = f"{PREFIX}{number}"
     command, host = nodes.systemd_options()
     volume = {nodes.volume_name(name): {"bind": "/var/lib/docker", "mode": "rw"}}
@@ -95,6 +109,7 @@ def _create(client: docker.DockerClient, image: str, number: int) -> Container:
     }
     private, public = keys.pair(f"root@{name}")
     authorized = KEY.with_name(KEY.name + ".pub").read_bytes()
+    nics = "".join(f"{network.subnet(client, wire)} {wire.nic} bare\n" for wire in wires)
     return nodes.create(
         client,
         options,
@@ -102,7 +117,9 @@ def _create(client: docker.DockerClient, image: str, number: int) -> Container:
             nodes.File("/etc/ssh/ssh_host_ed25519_key", private, 0o600),
             nodes.File("/etc/ssh/ssh_host_ed25519_key.pub", public),
             nodes.File(f"/home/{USER}/.ssh/authorized_keys", authorized, 0o600, owner=1000),
+            nodes.File("/etc/sparkstack-lab/nics", nics.encode()),
         ],
+        wires,
     )
 
 
@@ -135,11 +152,7 @@ def _packages(names: tuple[str, ...]) -> bytes:
 
 
 def _furnish(container: Container, packages: bytes) -> None:
-    """Ports by a Spark's names, and a built environment with its marks (tasks/conda.py writes them last)."""
-    links = "; ".join(
-        f"ip link add {name} type veth peer name far{number} && ip link set far{number} up"
-        for number, (name, _) in enumerate(topology.twins(0))
-    )
+    """A built environment with its marks (tasks/conda.py writes them last)."""
     defaults: dict[str, Any] = {}
     exec((ROOT / "group_data/all.py").read_text(), defaults)
     arch = nodes.run(container, "uname", "-m")
@@ -156,7 +169,7 @@ def _furnish(container: Container, packages: bytes) -> None:
         f"mkdir -p {path.rpartition('/')[0]}; echo {text} > {path}" for path, text in marks.items()
     )
     make = f"python3 -m venv --without-pip {place}/env; echo {place}/env/lib/python3*/site-packages"
-    folder = nodes.run(container, "sh", "-ec", f"{links}; {make}; {writes}").splitlines()[-1]
+    folder = nodes.run(container, "sh", "-ec", f"{make}; {writes}").splitlines()[-1]
     container.put_archive(folder, packages)
     nodes.run(container, f"{place}/env/bin/python", "-m", "compileall", "-q", folder)
 

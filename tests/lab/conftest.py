@@ -28,6 +28,7 @@ ORDER = (
     "test_host_faults",
     "test_more_hosts",
     "test_remove",
+    "test_fabric",
 )
 
 

@@ -12,7 +12,7 @@ from fake_host import FakeHost
 
 from sparkstack import topology
 from sparkstack.recipe import load_recipe
-from tasks import preflight, undo, wheels
+from tasks import fabric_facts, peers, preflight, undo, wheels
 from tasks.site import Site
 
 HERE = Path(__file__).resolve().parent
@@ -29,6 +29,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     monkeypatch.setattr("time.monotonic", lambda: plain() + slept[0])
     monkeypatch.chdir(HERE)  # fixtures name files beside them
     monkeypatch.setattr(preflight, "_asked", {})
+    monkeypatch.setattr(fabric_facts, "_known", {})
+    monkeypatch.setattr(peers, "_written", set())
 
 
 @pytest.fixture

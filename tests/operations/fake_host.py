@@ -39,7 +39,7 @@ BEGIN = r"systemd-run --quiet --collect --unit=\1 "
 # undo.py, before a change
 DID = r"\( u=\S+/undo; .*?; f=\S+/undo/did/\S+; .*? && mv -fT \"\$n\" \"\$f\" \)"
 KEEP = r"\( u=\S+/undo; umask 022; .* && mv -fT \"\$n\" \"\$u/\$k\$p\" \)"
-NETPLAN, BEFORE = r"/etc/netplan/\S+\.yaml", r"/run/sparkstack-netplan-before"
+TRY = r"sparkstack-fabric-try"
 
 # Every command that tasks/ give to a host: what it looks like as a whole, and what the host says by itself;
 # None: a test has to say it.
@@ -88,11 +88,21 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "journal of docker": (r"journalctl -u docker\.service .*; true", ""),
     "take settings back": (r"if test -e \S+; then cp -p .*; systemctl restart docker\.service", ""),
     # fabric.py
-    "keep netplan": (rf"rm -f {BEFORE}; ! test -e ({NETPLAN}) \|\| cp -p \1 {BEFORE}", ""),
-    "try netplan": (r"netplan generate", ""),
-    "take netplan back": (rf"rm -f ({NETPLAN}); ! test -e {BEFORE} \|\| mv {BEFORE} \1", ""),
-    "apply netplan": (rf"netplan apply; rm -f {BEFORE}", ""),
-    "addresses": (r"ip -o -4 addr show", None),
+    "keep file": (KEEP, ""),
+    "remove file": (r"rm -f /etc/netplan/\S+", ""),
+    "begin try": (rf"umask 077; cat > \S+; if systemctl is-active --quiet {TRY}; .* busy; \}}", "begun"),
+    "state of try": (r"cat /run/sparkstack-fabric/state 2>/dev/null \|\| true", None),
+    "keep network": (rf"systemctl is-active --quiet {TRY} && touch /run/sparkstack-fabric/keep", ""),
+    "go back": (r"touch /run/sparkstack-fabric/back", ""),
+    "carriers": (r"echo \"\S+ \$\(cat /sys/class/net/\S+/carrier 2>&1\)\"(; echo .*)?", None),
+    "probe": (r"python3 - [0-9a-f]{16} \S+ (3|12)\.0( \S+){4}", None),
+    # peers.py
+    "make key": (r"umask 022; mkdir -p .* ssh-keygen -q -t ed25519 -N '' .* id_ed25519\.pub", None),
+    "keys of another": (r"for f in \S+/id_ed25519\.pub /etc/ssh/\S+; do .*; done", None),
+    "add user": (r"\( u=\S+/undo; .*/did/user/\S+; .* \) && useradd --system .* sparkstack-peer", ""),
+    "try sudoers": (r"visudo -cqf -", ""),
+    "ask peer": (r"ssh -F \S+/ssh/config \S+ status </dev/null 2>&1", None),
+    "nothing yet": (r"true", ""),
     # serve.py
     "lacks": (
         r"test -x (\S+/run) \|\| echo \1; test -f (\S+/fabric\.env) \|\| echo \2; "
@@ -132,7 +142,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "purge": (r"p=\$\(dpkg-query .* dpkg --purge \$p 2>&1; s=\$\?; .*; exit \$s", ""),
     "remove site's folder": (r"d=\S+; while \[ \"\$d\" != \S+ \] && rmdir .*; done; true", ""),
     "remove folder": (r"rm -rf --one-file-system \S+", ""),
-    "remove notes": (r"rm -f /run/sparkstack-\*; (rm -rf|find) \S+/undo .*&& rmdir .*; true", ""),
+    "remove notes": (r"rm -rf /run/sparkstack-\*; (rm -rf|find) \S+/undo .*&& rmdir .*; true", ""),
 }
 # More than a wait of ten minutes takes, few enough for a loop without end to end at once.
 MOST_COMMANDS = 2000
@@ -173,6 +183,7 @@ class FakeHost:
         self.facts, self.answers = dict(facts or {}), dict(answers or {})
         self.state = SimpleNamespace(is_executing=True, is_host_in_limit=lambda host: True)
         self.connected = True
+        self.connector = SimpleNamespace(client=None)
         self.groups: list[str] = []
         self.inventory = Layers()
         self.heard: list[str] = []  # shell commands
@@ -202,6 +213,12 @@ class FakeHost:
         ok, said = answer if isinstance(answer, tuple) else (True, answer)
         lines = [OutputLine("stdout" if ok else "stderr", line) for line in said.split("\n") if said]
         return ok, CommandOutput(lines)
+
+    def disconnect(self) -> None:
+        self.connected = False
+
+    def connect(self, **how: Any) -> None:
+        self.connected = True
 
     def kinds(self) -> list[str]:
         """The kinds of what was heard, one after the other; what repeats at once counts as one."""

@@ -20,23 +20,23 @@ from pyinfra.context import ctx_host
 from sparkstack import conda as conda_core
 from sparkstack import daemon_json, docker_settings, launch, netplan
 from sparkstack.docker_settings import DaemonFile
+from sparkstack.fabric_state import FabricState, Link
 from sparkstack.machine import Machine, Unit
-from tasks import ahead, conda, docker, fabric, preflight
+from sparkstack.peers import Peer
+from tasks import ahead, conda, docker, fabric, fabric_facts, peer_files, peers, preflight
 from tasks import host as host_task
+from tasks.fabric_facts import FabricFacts
 from tasks.facts import (
-    Addresses,
     CondaEnvironment,
     FileStates,
-    Hcas,
     ImageId,
     Json,
-    Routes,
     Survey,
     Text,
 )
 from tasks.files import ManagedFile
 from tasks.machine import MachineState
-from tasks.site import ROOT, Site
+from tasks.site import ROOT, Site, management_address
 
 Sites = Callable[..., list[Site]]
 
@@ -195,6 +195,9 @@ def as_declared(site: Site) -> dict[type, Any]:
     files = [one for one in host_task.host_files(data, site.user).values() if one]
     files += [ManagedFile.text(netplan.PATH, netplan.render(site.interfaces), "600")]
     files += [ManagedFile.text(f"{data.config_dir}/fabric.env", launch.env_file(site.rank_env([])))]
+    keys = {"key": "ssh-ed25519 K", "host_key": "ssh-ed25519 H"}
+    peers = {one.name: Peer(one.name, n, management_address(one), **keys) for n, one in enumerate(site.hosts)}
+    files += peer_files.files(site, peers) if len(site.hosts) > 1 else []
     found = {file.path: file.wanted() for file in files}
     runs = Unit("enabled", "active")
     _, sha256 = conda_core.installer("aarch64", data.conda_installers, None, None)
@@ -223,9 +226,13 @@ def as_declared(site: Site) -> dict[type, Any]:
         conda.Arch: "aarch64",
         CondaEnvironment: hashlib.sha256(definition.encode()).hexdigest()[:12],
         Text: lambda path: texts[path],
-        Addresses: {one.name: [one.cidr] for one in site.interfaces},
-        Routes: [],
-        Hcas: [],
+        FabricFacts: FabricState(
+            links={one.name: Link((one.cidr,), one.mtu) for one in site.interfaces},
+            files=found,
+            reach={one.name: "jumbo" for one in site.interfaces},
+            peer_user=True,
+            **keys,
+        ),
     }
 
 
@@ -255,7 +262,7 @@ def test_a_stage_plans_what_its_operations_ask(
     data: dict[str, Any],
 ) -> None:
     """Else a run with nothing to do would be slow, and nobody would see why."""
-    site = sites(count, **data)[0]
+    site, *others = sites(count, **data)
     heard: list[tuple[Any, dict[str, Any]]] = []
     for rank in site.hosts:
         rank.facts = as_declared(site)
@@ -274,10 +281,13 @@ def test_a_stage_plans_what_its_operations_ask(
     if stage == "preflight":
         monkeypatch.setattr(preflight.preflight, "check", lambda *_: [])
         monkeypatch.setattr(preflight.preflight, "across", lambda *_: [])
-    for name, operation in vars(module).copy().items():
-        # Operations only; managed_files is used by its inner function.
-        if hasattr(operation, "_inner") and not name.startswith(("deploy_", "managed_files")):
-            monkeypatch.setattr(module, name, functools.partial(evaluate, operation._inner))
+    for other in others:
+        fabric_facts._known[other.host.name] = as_declared(other)[FabricFacts]
+    for place in (module, peers):
+        for name, operation in vars(place).copy().items():
+            # Operations only; managed_files is used by its inner function.
+            if hasattr(operation, "_inner") and not name.startswith(("deploy_", "managed_files")):
+                monkeypatch.setattr(place, name, functools.partial(evaluate, operation._inner))
     with ctx_host.use(site.host):
         getattr(module, f"deploy_{stage}")._inner(site)
     assert told == []

@@ -23,10 +23,10 @@ from fake_host import FakeHost, commands_of
 from pyinfra.api import StringCommand
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
-from sparkstack import netplan, topology
+from sparkstack import topology
 from sparkstack.recipe import load_recipe
-from tasks import fabric, remote, serve, share
-from tasks.facts import Addresses, CheckpointFaults, Completes, FileStates, Hcas, Json, Routes, Survey, Text
+from tasks import remote, serve, share
+from tasks.facts import CheckpointFaults, Completes, FileStates, Json, Survey, Text
 from tasks.files import ManagedFile
 from tasks.operations import managed_files
 from tasks.site import Site
@@ -123,10 +123,6 @@ def test_json_that_is_not_there(tmp_path: Path) -> None:
 
 def test_file_states_of_what_is_not_there(tmp_path: Path) -> None:
     assert ask(FileStates, paths=[str(tmp_path / "no"), str(tmp_path)]) == {}
-
-
-def test_hcas_of_a_machine_without_any() -> None:
-    assert isinstance(ask(Hcas), list)
 
 
 @pytest.fixture
@@ -246,34 +242,6 @@ def test_a_job_begins_where_none_is_under_way(
     words = begun.read_text().splitlines() if begun.exists() else []
     assert len(words) == begins
     assert all(line.endswith(" -m onhost job /plans/a plan.json") for line in words)
-
-
-@pytest.mark.parametrize("before", [None, "network: {}\n"])
-def test_netplan_that_refuses_gets_the_file_before_back(
-    tools: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
-) -> None:
-    ours, kept = tmp_path / "90-ours.yaml", tmp_path / "kept"
-    monkeypatch.setattr(netplan, "PATH", str(ours))
-    monkeypatch.setattr(fabric, "BEFORE", str(kept))
-    if before is not None:
-        ours.write_text(before)
-        ours.chmod(0o600)
-    plan = topology.plan("pair", ["spark-1", "spark-2"])
-    host = Local("spark-1")
-    host.path = tools(netplan=f"[ $1 = generate ] || touch {tmp_path}/applied; echo bad file >&2; exit 1")
-    host.facts = {Addresses: {i.name: [] for i in plan.of("spark-1")}, Routes: [], FileStates: {}}
-    monkeypatch.setattr(Local, "get_fact", FakeHost.get_fact)
-    site = Site(host, 0, [host], load_recipe(HERE / "recipe.yaml"), plan)
-    *_, keep, write, apply_it = commands_of(fabric.addressed, host, site)
-    sh(keep)
-    assert f" {ours}" in write.get_raw_value()
-    ours.write_text("ours\n")  # `write` gives the file to root
-    assert apply_it.execute(None, host, {}) is False
-    (line,) = host.shown
-    assert line.startswith("spark-1: fabric: found netplan refusing: bad file; wanted ")
-    assert (ours.read_text() if ours.exists() else None) == before
-    assert before is None or stat.S_IMODE(ours.stat().st_mode) == 0o600
-    assert not kept.exists() and not (tmp_path / "applied").exists()
 
 
 # A share that counts as running while `begun` is there.

@@ -9,8 +9,10 @@ import pytest
 from fake_host import commands_of
 
 from sparkstack import netplan
-from tasks import benchmark, checkpoint, drift, fabric, image, operations, serve
-from tasks.facts import Addresses, FileStates, ImageId, Json, Routes, ServeState, Text
+from sparkstack.fabric_state import FabricState, Link
+from tasks import benchmark, checkpoint, drift, fabric, fabric_facts, image, operations, serve
+from tasks.fabric_facts import FabricFacts
+from tasks.facts import ImageId, Json, ServeState, Text
 from tasks.files import ManagedFile
 from tasks.site import UNIT, Site
 
@@ -87,17 +89,33 @@ def test_addresses_and_the_netplan_file(sites: Sites) -> None:
     head, _ = sites(2)
     first, second = head.interfaces
     file = ManagedFile.text(netplan.PATH, netplan.render(head.interfaces), "600").wanted()
-    there = {first.name: [first.cidr], second.name: [second.cidr]}
-    head.host.facts = {Routes: [], Addresses: there, FileStates: {netplan.PATH: file}}
-    assert told(fabric.addressed, head) == []
-    head.host.facts |= {Addresses: {**there, second.name: []}}
-    assert told(fabric.addressed, head) == [("spark-1", second.name, "no address", second.cidr)]
-    head.host.facts |= {Addresses: {**there, second.name: ["10.1.2.3/24"]}}
-    assert told(fabric.addressed, head) == [("spark-1", second.name, "10.1.2.3/24", second.cidr)]
-    head.host.facts |= {Addresses: there, FileStates: {}}
-    assert told(fabric.addressed, head) == [("spark-1", netplan.PATH, "no file", "the declared one")]
-    head.host.facts |= {FileStates: {netplan.PATH: {**file, "mode": "644"}}}
-    assert told(fabric.addressed, head) == [("spark-1", netplan.PATH, "mode 644", "mode 600")]
+
+    def told_with(*addresses: str, state: dict[str, str] | None = file, **more: Any) -> list[Any]:
+        links = {first.name: Link((first.cidr,), 9000), second.name: Link(addresses, 9000)}
+        files = {netplan.PATH: state} if state else {}
+        head.host.facts = {FabricFacts: FabricState(links=links, files=files, **more)}
+        fabric_facts.changed(head)
+        return told(fabric.addressed, head)
+
+    assert told_with(second.cidr) == []
+    assert told_with() == [("spark-1", second.name, "no address", second.cidr)]
+    assert told_with("10.1.2.3/24") == [("spark-1", second.name, "10.1.2.3/24", second.cidr)]
+    no_file = ("spark-1", netplan.PATH, "no file", "the declared one")
+    assert told_with(second.cidr, state=None) == [no_file]
+    mode = ("spark-1", netplan.PATH, "mode 644", "mode 600")
+    assert told_with(second.cidr, state={**file, "mode": "644"}) == [mode]
+    old = {"/etc/netplan/a.yaml": f"network: {{ethernets: {{{first.name}: {{}}}}}}"}
+    assert told_with(second.cidr, netplan=old) == [
+        ("spark-1", "/etc/netplan/a.yaml", "a port of the fabric in it", "none but in our file")
+    ]
+    told_with(second.cidr, reach={first.name: "none", second.name: "small"})
+    assert told(fabric.possible, head) == [
+        ("spark-1", first.name, f"no answer from {first.next_peer}", "answers to packets of 9000 bytes"),
+        (
+            *("spark-1", second.name, f"answers of {second.next_peer} to small packets only"),
+            "answers to packets of 9000 bytes",
+        ),
+    ]
 
 
 def test_measurement(sites: Sites) -> None:

@@ -10,12 +10,13 @@ import pytest
 from fake_host import commands_of
 from pyinfra.context import ctx_host
 
-from tasks import benchmark, checkpoint, image, preflight, serve, share
+from tasks import benchmark, checkpoint, fabric, image, preflight, serve, share
 from tasks.site import Site
 
 Sites = Callable[..., list[Site]]
 HEADS = [
     preflight.hosts_agree,
+    fabric.cabled,
     image.built,
     checkpoint.hub_token,
     checkpoint.staged,

@@ -223,6 +223,20 @@ def test_our_addresses_go_and_those_of_others_stay(host: FakeHost) -> None:
     assert words.index("address del") < words.index("rm -f") < words.index("netplan apply")
 
 
+def test_network_files_of_others_come_back_before_the_network_is_applied(host: FakeHost) -> None:
+    theirs, profile = "/etc/netplan/40-cx7.yaml", "/etc/NetworkManager/system-connections/a port.nmconnection"
+    host.facts[Text] = lambda path: NETPLAN if path == netplan.PATH else None
+    files = {theirs: False, profile: False, "/etc/netplan/same.yaml": True}
+    host.facts[Undo] = notes(files=files, absent={netplan.PATH: False})
+    assert follow(commands_of(remove.fabric_back, host), host)
+    words = host.heard[0]
+    assert words.index(theirs) < words.index("netplan apply")
+    assert f"'{profile}'" in words and "nmcli connection reload" in words and "same.yaml" not in words
+    host.facts[Text] = lambda path: None  # ours is gone; a removal that was cut off goes on with theirs
+    assert len(commands_of(remove.fabric_back, host)) == 1
+    assert commands_of(remove.files_back, host) == []
+
+
 @pytest.mark.parametrize("absent", [{}, {netplan.PATH: False}])
 def test_without_notes_only_a_file_with_our_header_is_ours(host: FakeHost, absent: dict[str, bool]) -> None:
     host.facts[Text] = lambda path: "network: {}\n" if path == netplan.PATH else None

@@ -65,12 +65,48 @@ def test_recipe_that_is_no_recipe_names_the_line(tmp_path: Path) -> None:
 
 def test_three_hosts_need_a_kind() -> None:
     line = mistake(3)
-    assert line == "fabric: found 3 hosts and no kind; wanted ring or switch; set `fabric` in group_data"
+    assert line == (
+        "fabric: found 3 hosts and no kind; wanted ring, switch or auto; set `fabric` in group_data"
+    )
+
+
+def test_hosts_with_different_fabrics() -> None:
+    hosts = [FakeHost(f"spark-{n}", recipe=RECIPE) for n in (1, 2)]
+    hosts[1].data.fabric = {"kind": "pair", "port": 1}
+    with ctx_inventory.use(hosts), ctx_host.use(hosts[0]), pytest.raises(site.SiteError) as caught:  # type: ignore[arg-type]
+        site.load()
+    assert str(caught.value) == (
+        "spark-2: found another `fabric` than spark-1 has; wanted one for all hosts; set it in group_data, "
+        "not for a host"
+    )
+
+
+def test_ports_of_a_host_by_other_names() -> None:
+    hosts = [FakeHost(f"spark-{n}", recipe=RECIPE) for n in (1, 2)]
+    hosts[1].data.fabric_ports = {0: [["cx0", "mlx5_0"], ["cx1", "mlx5_1"]]}
+    with ctx_inventory.use(hosts), ctx_host.use(hosts[1]):  # type: ignore[arg-type]
+        here = site.load()
+    assert [i.name for i in here.interfaces] == ["cx0", "cx1"]
+    hosts[1].data.fabric_ports = {0: [["cx0", "mlx5_0"]]}
+    with ctx_inventory.use(hosts), ctx_host.use(hosts[0]), pytest.raises(site.SiteError) as caught:  # type: ignore[arg-type]
+        site.load()
+    assert "found fabric_ports = " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_recipe_with_an_empty_gid_index(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    text = Path(RECIPE).read_text()
+    path.write_text(text.replace("env: {VLLM_NO_USAGE_STATS: \"1\"}", "env: {NCCL_IB_GID_INDEX: ''}"))
+    line = mistake(2, recipe=str(path))
+    assert line == (
+        "recipe test-recipe: found NCCL_IB_GID_INDEX without a value; wanted a value, or no such line; "
+        "remove it from serve.env"
+    )
 
 
 def test_unknown_kind() -> None:
     line = mistake(3, fabric={"kind": "rign"})
-    assert line.startswith("topology: found 'rign'; wanted one of: single, pair, ring, switch; ")
+    assert line.startswith("topology: found 'rign'; wanted one of: single, pair, ring, switch, auto; ")
     assert line.endswith("did you mean 'ring'?")
 
 

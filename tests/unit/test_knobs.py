@@ -55,8 +55,26 @@ WRONG: list[tuple[str, Any, str]] = [
     ("packages", None, f"found packages = None (nothing); wanted a list; {SEE}"),
     (
         "fabric",
+        {"port": "0"},
+        f"found fabric.port = '0' (text); wanted a whole number, or one for each host as in "
+        f'{{"spark-1": 0}}; {SEE}',
+    ),
+    (
+        "fabric",
+        {"cables": [["spark-1:0", "spark-2:1"]]},
+        "found fabric.cables = [['spark-1:0', 'spark-2:1']] (a list); wanted a whole number, or a list such "
+        f'as ["spark-1:0 spark-2:1"]; {SEE}',
+    ),
+    (
+        "fabric_ports",
+        {0: [["cx0", "mlx5_0"]]},
+        "found fabric_ports = {0: [['cx0', 'mlx5_0']]} (a dictionary); wanted two twins for port 0 or 1, as "
+        f'in {{0: [["cx0", "mlx5_0"], ["cx1", "mlx5_1"]]}}; {SEE}',
+    ),
+    (
+        "fabric",
         {"prot": 1},
-        "found unknown name 'fabric.prot'; wanted one of: kind, port, base; did you mean 'port'?",
+        "found unknown name 'fabric.prot'; wanted one of: kind, port, cables, base; did you mean 'port'?",
     ),
     (
         "conda_sha256",

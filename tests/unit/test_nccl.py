@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from sparkstack.errors import SparkstackError
 from sparkstack.launch import Accelerator
-from sparkstack.nccl import host_address, rank_env
+from sparkstack.nccl import empties, host_address, rank_env
 from sparkstack.topology import plan
 
 SOCKETS = (
@@ -60,6 +60,22 @@ def test_exactly_the_active_devices_are_named(active: list[str], kind: str) -> N
     assert found["NCCL_IB_DISABLE"] == ("0" if active else "1")
     assert not any("GID_INDEX" in name for name in found)
     assert all(found.values())  # an empty value is not "unset"
+
+
+def test_a_pair_with_two_cables_pairs_its_devices_by_subnet() -> None:
+    nodes = ["a", "b"]
+    found = rank_env(
+        "pair", plan("pair", nodes, cables=2), "a", management="enP7s7", active_hcas=[*HCAS, "rocep1s0f1"],
+        accelerator="gpu",
+    )  # fmt: skip
+    assert found["NCCL_IB_SUBNET_AWARE_ROUTING"] == "1"
+    assert found["NCCL_IB_HCA"] == "=rocep1s0f0,roceP2p1s0f0,rocep1s0f1"
+    assert "NCCL_IB_MERGE_NICS" not in found and "NCCL_ALGO" not in found
+
+
+def test_what_must_not_be_empty() -> None:
+    said = empties({"NCCL_IB_GID_INDEX": "", "GLOO_SOCKET_IFNAME": " ", "NCCL_DEBUG": "", "NCCL_IB_HCA": "x"}, "r")
+    assert [problem.found.split()[0] for problem in said] == ["GLOO_SOCKET_IFNAME", "NCCL_IB_GID_INDEX"]
 
 
 def test_a_cpu_build_uses_no_rdma() -> None:

@@ -1,7 +1,13 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
 import yaml
 
 from sparkstack import netplan
 from sparkstack.topology import plan
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "netplan"
 
 
 def test_the_file_of_a_pair() -> None:
@@ -17,6 +23,27 @@ def test_the_file_of_a_pair() -> None:
             },
         }
     }
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "pair": {"kind": "pair", "nodes": 2},
+    "pair-two-cables": {"kind": "pair", "nodes": 2, "cables": 2},
+    "ring-3": {"kind": "ring", "nodes": 3},
+    "ring-4": {"kind": "ring", "nodes": 4},
+    "switch-4": {"kind": "switch", "nodes": 4, "port": 1},
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_files_of_each_topology_are_the_golden_ones(name: str) -> None:
+    """tests/golden/netplan: read them beside docs/fabric.md; the lab has netplan itself read each of them."""
+    form = dict(FORMS[name])
+    nodes = [f"spark-{number}" for number in range(1, form.pop("nodes") + 1)]
+    fabric = plan(nodes=nodes, base="192.168.96.0/19", **form)
+    for node in nodes:
+        assert netplan.render(fabric.of(node)) == (GOLDEN / name / f"{node}.yaml").read_text(), node
+    assert sorted(path.stem for path in (GOLDEN / name).iterdir()) == nodes
+    assert {path.name for path in GOLDEN.iterdir()} == set(FORMS)
 
 
 def test_the_same_plan_gives_the_same_bytes() -> None:

@@ -13,11 +13,33 @@ NAMES = [f"spark-{number}" for number in range(1, 13)]
 
 @st.composite
 def plans(draw: st.DrawFn) -> FabricPlan:
-    kind = draw(st.sampled_from(["single", "pair", "ring", "switch"]))
-    low, high = {"single": (1, 1), "pair": (2, 2), "ring": (3, 12), "switch": (2, 12)}[kind]
-    port = 0 if kind == "ring" else draw(st.sampled_from([0, 1]))
+    kind = draw(st.sampled_from(["single", "pair", "two cables", "ring", "any ring", "switch", "any switch"]))
+    low, high = (
+        (1, 1) if kind == "single" else (2, 2) if kind in ("pair", "two cables")
+        else (3, 12) if "ring" in kind else (2, 12)
+    )  # fmt: skip
+    nodes = NAMES[: draw(st.integers(low, high))]
     base = draw(st.sampled_from([None, "10.40.0.0/16", "172.20.32.0/19"]))
-    return plan(kind, NAMES[: draw(st.integers(low, high))], base, port)
+    if kind == "two cables":
+        return plan("pair", nodes, base, cables=2)
+    if kind == "any ring":
+        return plan("ring", nodes, base, cables=draw(circles(nodes)))
+    if kind == "any switch":
+        return plan("switch", nodes, base, {name: draw(st.sampled_from([0, 1])) for name in nodes})
+    return plan(kind, nodes, base, 0 if kind == "ring" else draw(st.sampled_from([0, 1])))
+
+
+@st.composite
+def circles(draw: st.DrawFn, nodes: list[str]) -> list[str]:
+    """The cables of a ring in any order of the nodes, each by whichever of its ports, listed in any order."""
+    order = draw(st.permutations(nodes))
+    out = [draw(st.sampled_from([0, 1])) for _ in order]
+    turned = [*zip(order[1:], out[1:], strict=True), (order[0], out[0])]
+    cables = [
+        f"{here}:{leaves} {there}:{1 - arrives}"
+        for here, leaves, (there, arrives) in zip(order, out, turned, strict=True)
+    ]
+    return draw(st.permutations(cables))
 
 
 @given(plans())
@@ -60,6 +82,78 @@ def test_a_fabric_does_not_collide_with_itself(fabric: FabricPlan) -> None:
     assert collisions(fabric, routes) == []
 
 
+@given(plans())
+def test_every_neighbour_is_reached_and_asked_by_somebody(fabric: FabricPlan) -> None:
+    owner = {i.address: node.name for node in fabric.nodes for i in fabric.of(node.name)}
+    for link in fabric.cabling.links:
+        joined = {end.node for end in link}
+        for node in joined:
+            reached = {peer for i in fabric.of(node) for peer in i.peers}
+            assert joined - {node} <= reached
+            assert all(fabric.link(node, peer) for peer in joined - {node})
+    for node in fabric.nodes:
+        for i in fabric.of(node.name):
+            assert owner[i.next_peer] in i.peers
+            assert IPv4Network(f"{i.next_peer}/24", strict=False) == IPv4Network(i.subnet)
+    # Each address is the next one of some other: asked by all, nobody is left out.
+    assert {i.next_peer for node in fabric.nodes for i in fabric.of(node.name)} == set(owner)
+
+
+@given(plans())
+def test_both_twins_of_a_cabled_port_are_addressed_and_no_others(fabric: FabricPlan) -> None:
+    for node in fabric.nodes:
+        cabled = {end.port for link in fabric.cabling.links for end in link if end.node == node.name}
+        assert {i.name for i in fabric.of(node.name)} == {
+            name for port in cabled for name, _ in fabric.names[node.name][port]
+        }
+
+
+@given(plans())
+def test_what_is_planned_can_be_declared_by_its_cables(fabric: FabricPlan) -> None:
+    if fabric.kind == "single":
+        return
+    said = fabric.cabling.declaration()
+    again = plan(str(said["kind"]), [node.name for node in fabric.nodes], cables=said["cables"])  # type: ignore[arg-type]
+    assert again.cabling == fabric.cabling
+
+
+def settings(fabric: FabricPlan) -> dict[tuple[str, str], str]:
+    return {(node.name, i.name): i.cidr for node in fabric.nodes for i in fabric.of(node.name)}
+
+
+@given(st.integers(2, 11), st.sampled_from([0, 1]))
+def test_a_node_appended_to_a_switch_changes_nothing_for_the_others(count: int, port: int) -> None:
+    before = settings(plan("switch", NAMES[:count], "10.40.0.0/16", port))
+    after = settings(plan("switch", NAMES[: count + 1], "10.40.0.0/16", port))
+    assert before.items() <= after.items()
+
+
+def test_a_pair_that_gets_a_switch_keeps_its_addresses() -> None:
+    pair, switch = plan("pair", NAMES[:2]), plan("switch", NAMES[:3])
+    assert settings(pair).items() <= settings(switch).items()
+
+
+@given(st.integers(3, 11))
+def test_a_node_appended_to_a_ring_changes_port_1_of_the_first_one_only(count: int) -> None:
+    before, after = settings(plan("ring", NAMES[:count])), settings(plan("ring", NAMES[: count + 1]))
+    changed = {key for key, cidr in before.items() if after[key] != cidr}
+    assert changed == {(NAMES[0], "enp1s0f1np1"), (NAMES[0], "enP2p1s0f1np1")}
+
+
+def test_a_host_with_other_names_for_its_ports() -> None:
+    names = {"b": {0: (("cx0", "mlx5_0"), ("cx1", "mlx5_1"))}}
+    fabric = plan("pair", ["a", "b"], names=names)  # type: ignore[arg-type]
+    assert [(i.name, i.hca) for i in fabric.of("b")] == [("cx0", "mlx5_0"), ("cx1", "mlx5_1")]
+    assert fabric.of("a")[0].name == "enp1s0f0np0"
+    assert fabric.routes("b") == [("192.168.100.0/24", "cx0"), ("192.168.101.0/24", "cx1")]
+    twice = {"b": {1: (("enp1s0f0np0", "x"), ("y", "z"))}}
+    with pytest.raises(SparkstackError) as caught:
+        plan("pair", ["a", "b"], names=twice)  # type: ignore[arg-type]
+    assert caught.value.lines == [
+        "b: found interface 'enp1s0f0np0' twice in its ports; wanted each once; correct `fabric_ports`"
+    ]
+
+
 def test_a_single_spark_has_no_fabric() -> None:
     fabric = plan("single", ["a"])
     assert fabric.of("a") == ()
@@ -98,15 +192,33 @@ def test_a_switch_has_two_networks_for_all() -> None:
 @pytest.mark.parametrize(
     ("kind", "nodes", "more", "line"),
     [
-        ("pear", ["a"], {}, "topology: found 'pear'; wanted one of: single, pair, ring, switch; did you mean 'pair'?"),
+        ("pear", ["a"], {}, "topology: found 'pear'; wanted one of: single, pair, ring, switch, auto; did you mean 'pair'?"),
         ("single", ["a", "b"], {}, "topology 'single': found 2 nodes (a, b); wanted exactly 1 node; name the cabling: pair, ring or switch"),
-        ("pair", ["a"], {}, "topology 'pair': found 1 nodes (a); wanted exactly 2 nodes; use single for one, ring or switch for more"),
+        ("pair", ["a"], {}, "topology 'pair': found 1 node (a); wanted exactly 2 nodes; use single for one, ring or switch for more"),
         ("pair", [], {}, "topology 'pair': found no nodes; wanted exactly 2 nodes; use single for one, ring or switch for more"),
         ("ring", ["a", "b"], {}, "topology 'ring': found 2 nodes (a, b); wanted 3 to 245 nodes; two Sparks with a cable are a pair"),
         ("pair", ["a", "a"], {}, "topology 'pair': found node 'a' twice; wanted each node once; correct the inventory"),
         ("pair", ["a", "b"], {"port": 2}, "topology 'pair': found port 2; wanted port 0 or 1; port 0 is the cage beside the RJ45"),
         ("ring", ["a", "b", "c"], {"port": 1}, "topology 'ring': found port 1; wanted no port; a ring uses both ports; remove it"),
-        ("pair", ["a", "b"], {"base": "10.0.0.0/24"}, "topology 'pair': found base 10.0.0.0/24 with room for 1 networks of /24; wanted room for 2; declare a wider base"),
+        ("pair", ["a", "b"], {"base": "10.0.0.0/24"}, "topology 'pair': found base 10.0.0.0/24 with room for 1 network of /24; wanted room for 2; declare a wider base"),
+        ("pair", ["a", "b"], {"port": 0, "cables": 3}, "topology 'pair': found cables 3; wanted 1, 2 or a list of them; remove `cables` from `fabric`"),
+        ("single", ["a"], {"cables": 1}, "topology 'single': found cables 1; wanted none; remove `cables` from `fabric`"),
+        ("ring", list("abc"), {"cables": 2}, "topology 'ring': found cables 2; wanted a list of them, or nothing; remove `cables` from `fabric`"),
+        ("pair", ["a", "b"], {"port": 1, "cables": 2}, "topology 'pair': found port 1; wanted no port; two cables use both ports; remove it"),
+        ("pair", ["a", "b"], {"cables": ["a:0 b:0", "a:0 b:1"]}, "topology 'pair': found port 0 of 'a' in 2 places of `cables`; wanted each port once; a cage holds one cable"),
+        ("pair", ["a", "b"], {"cables": ["a:0 b:2"]}, "topology 'pair': found end 'b:2' of cable 'a:0 b:2'; wanted ends such as \"spark-1:0 spark-2:1\"; write NODE:PORT"),
+        ("pair", ["a", "b"], {"cables": ["a:0"]}, "topology 'pair': found cable 'a:0'; wanted ends such as \"spark-1:0 spark-2:1\"; a cable has two ends"),
+        ("pair", ["a", "b"], {"cables": ["a:0 a:1"]}, "topology 'pair': found cable 'a:0 a:1'; wanted ends on different nodes; correct one end"),
+        ("pair", ["a", "b"], {"cables": "a:0 b:0"}, "topology 'pair': found cables 'a:0 b:0'; wanted a list of cables; put it into brackets"),
+        ("pair", ["spark-1", "spark-2"], {"cables": ["spark-1:0 spark-3:0"]}, "topology 'pair': found node 'spark-3' in cable 'spark-1:0 spark-3:0'; wanted one of: spark-1, spark-2; did you mean 'spark-2'?"),
+        ("pair", ["a", "b"], {"cables": []}, "topology 'pair': found no cable at a, b; wanted each node on a cable; add it to `cables`"),
+        ("ring", list("abc"), {"cables": ["a:0 b:1", "b:0 c:1"]}, "topology 'ring': found 2 cables that make no circle of all 3 nodes; wanted each node joined to two others, in one circle; correct `cables`"),
+        ("ring", list("abcd"), {"cables": ["a:0 b:0", "a:1 b:1", "c:0 d:0", "c:1 d:1"]}, "topology 'ring': found 4 cables that make no circle of all 4 nodes; wanted each node joined to two others, in one circle; correct `cables`"),
+        ("switch", list("abc"), {"cables": ["a:0 b:0", "b:1 c:0"]}, "topology 'switch': found 2 entries of `cables`; wanted one with an end of each node"),
+        ("switch", list("abc"), {"port": {"a": 0, "b": 1}}, "topology 'switch': found no port of 'c'; wanted 0 or 1; add it to `port`; port 0 is the cage beside the RJ45"),
+        ("switch", ["a", "b"], {"port": {"a": 0, "b": 1, "d": 0}}, "topology 'switch': found a port of 'd'; wanted nodes of the inventory: a, b; take it out of `port`"),
+        ("switch", ["a", "b"], {"port": {"a": 0, "b": 7}}, "topology 'switch': found port 7; wanted port 0 or 1; port 0 is the cage beside the RJ45"),
+        ("pair", ["a", "b"], {"base": "127.0.0.0/8"}, "topology 'pair': found base 127.0.0.0/8, which hosts cannot have addresses of; wanted a network such as 10.20.0.0/16"),
         ("pair", ["a", "b"], {"base": "10.0.0.0/28"}, "topology 'pair': found base 10.0.0.0/28 with room for 0 networks of /24; wanted room for 2; declare a wider base"),
     ],
 )  # fmt: skip

@@ -112,7 +112,12 @@ def finish(name: str, figures: dict[str, Any], targets: dict[str, tuple[float | 
     record = {
         "command": " ".join([command, *sys.argv[1:]]),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cores": os.cpu_count(), "kernel": os.uname().release, "machine": os.uname().machine},
+        "machine": {
+            "cores": os.cpu_count(),
+            "kernel": os.uname().release,
+            "machine": os.uname().machine,
+            "load_of_5_minutes": os.getloadavg()[1],  # far above the cores: ratios of a busy machine
+        },
         "targets": lines,
         "figures": figures,
     }

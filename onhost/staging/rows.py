@@ -24,7 +24,7 @@ class RowReader:
     A disk is only fast at random places when it is asked for many at once. So a thread first tells the kernel
     all rows that it will want, which returns at once, and then reads them one after the other: few threads
     keep hundreds of reads under way, and do not wait for the interpreter's lock. Up to 64 rows (what four
-    tokens need) are read by the caller's own thread. Reads go through the page cache, read-ahead switched off.
+    tokens need) are read by the caller's own thread. Reads go through the page cache, without read-ahead.
     """
 
     def __init__(self, folder: Path, threads: int = 64) -> None:

@@ -110,9 +110,14 @@ def finish(name: str, figures: dict[str, Any], targets: dict[str, tuple[float | 
     path = RESULTS / f"{name}-{datetime.now(UTC):%Y-%m-%d}.json"
     command = f"python -m benchmarks.{'.'.join(Path(sys.argv[0]).with_suffix('').parts[-2:])}"
     record = {
-        "command": " ".join([command, *sys.argv[1:]]),
+        "command": " ".join([command, *(Path(word).name for word in sys.argv[1:])]),  # no path of a machine
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cores": os.cpu_count(), "kernel": os.uname().release, "machine": os.uname().machine},
+        "machine": {
+            "cores": os.cpu_count(),
+            "kernel": os.uname().release,
+            "machine": os.uname().machine,
+            "load_of_5_minutes": os.getloadavg()[1],  # far above the cores: ratios of a busy machine
+        },
         "targets": lines,
         "figures": figures,
     }

@@ -186,6 +186,8 @@ def reflinks(folder: Path, size: int) -> Iterator[tuple[str, Path] | None]:
 def torch_python(given: str | None) -> str | None:
     """A Python that has torch and safetensors, or None."""
     python = given or sys.executable
+    if shutil.which(python) is None:
+        raise SystemExit(f"found no program {python}; wanted a Python; correct --torch-python")
     probe = [python, "-c", "import torch, safetensors.torch"]
     return python if subprocess.run(probe, capture_output=True, check=False).returncode == 0 else None
 

@@ -70,7 +70,7 @@ def main() -> int:
     parser.add_argument(
         "--gb", type=float, default=8, help="size of the table in GB (8; the real one has 51)"
     )
-    parser.add_argument("--threads", type=int, default=4, help="of our reader (4)")
+    parser.add_argument("--threads", type=int, default=64, help="of our reader (64)")
     parser.add_argument("--depth", type=int, default=64, help="reads that fio has under way (64)")
     parser.add_argument("--seconds", type=int, default=10, help="of each run (10)")
     parser.add_argument("--rounds", type=int, default=3)

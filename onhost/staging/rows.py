@@ -22,12 +22,12 @@ class RowReader:
     """Rows of the table below `folder`; close it, or use it in a `with`. Safe for several threads.
 
     A disk is only fast at random places when it is asked for many at once. So a thread first tells the kernel
-    all rows that it will want, which returns at once, and then reads them one after the other; this asks for
-    hundreds with a few threads, where a thread a read would mostly wait for the interpreter's lock. Reads go
-    through the page cache, with read-ahead switched off.
+    all rows that it will want, which returns at once, and then reads them one after the other: few threads
+    keep hundreds of reads under way, and do not wait for the interpreter's lock. Up to 64 rows (what four
+    tokens need) are read by the caller's own thread. Reads go through the page cache, without read-ahead.
     """
 
-    def __init__(self, folder: Path, threads: int = 4) -> None:
+    def __init__(self, folder: Path, threads: int = 64) -> None:
         """ValueError where the row map is missing, of another format, or contradicts the files' sizes."""
         try:
             data = json.loads((folder / ROW_MAP).read_text(encoding="utf-8"))

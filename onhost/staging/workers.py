@@ -56,8 +56,21 @@ def _processes() -> ProcessPoolExecutor:
             # Not forked: another thread (a download's) may hold a lock that the fork would find taken for
             # ever.
             count = max(1, min(MOST, os.cpu_count() or 1))
-            _pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+            context = multiprocessing.get_context("spawn")
+            _pool = ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_parent)
         return _pool
+
+
+def _end_with_parent() -> None:
+    """In a helper process: it ends when its parent does, however that ends. Else it would wait for ever."""
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def close() -> None:

@@ -270,6 +270,25 @@ def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
     (tmp_path / "out/model.safetensors").unlink()
 
 
+HELPERS = """
+import os
+from onhost.staging import workers
+workers.WORTH, workers.MOST = 0, 1
+os.cpu_count = lambda: 2
+found = []
+workers.shared(os.getppid, [(), ()], 1, found.append)
+assert found == [os.getpid()] * 2
+print(*workers._pool._processes, flush=True)
+os._exit(0)  # as a killed job: nothing is closed
+"""
+
+
+def test_helper_processes_end_with_their_job() -> None:
+    # The helper has our pipe as its standard output, so this waits for its end, too.
+    done = subprocess.run([sys.executable, "-c", HELPERS], stdout=subprocess.PIPE, check=True, timeout=60)
+    assert not Path(f"/proc/{int(done.stdout)}/fd/1").exists()
+
+
 def test_the_plan_needs_no_file() -> None:
     """A graft is planned from sizes and headers alone; the donor's other files are no need of it."""
     import models

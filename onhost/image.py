@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import tempfile
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
+from onhost import image_check
 from onhost.docker_cli import ENVIRONMENT, check_tag, docker, inspect_image
 from onhost.files import CHUNK
 from onhost.jobs import Job
 from onhost.plan import JobError
+from onhost.pull import pull
 from onhost.staging.openers import plain_opener
 from onhost.staging.transfer import Transfer
 
-SOCKET = "/var/run/docker.sock"
 STALL = 120.0  # s without a word; a daemon that extracts a layer of gigabytes is silent for long
 DIGEST = re.compile(r"[^@\s]+@sha256:[0-9a-f]{64}")
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -39,11 +36,15 @@ CHATTER = re.compile(
 
 
 def build(job: Job) -> dict[str, Any]:
-    """Job image: pulls the base by digest, builds the context on it, and tags the result last."""
+    """Job image: pulls the base by digest, builds the context on it, proves it, and tags the result last.
+
+    Where the plan has no `check`, the image is not proved and says so by having no label.
+    """
     plan = job.plan
     tag = check_tag(plan.text("tag"))
+    check = plan.data.get("check")
     found = inspect_image(tag)
-    if found is not None:
+    if found is not None and (check is None or image_check.proved(found, str(check.get("profile")))):
         return _stands(job, tag, found)
     base, context = plan.text("base"), plan.path("context")
     if not DIGEST.fullmatch(base):
@@ -51,9 +52,10 @@ def build(job: Job) -> dict[str, Any]:
     if not (context / "Dockerfile").is_file():
         raise JobError(f"found no Dockerfile in {context}; wanted the build context; run the deploy again")
     arguments = dict(plan.data.get("build_args") or {})
-    if inspect_image(base) is None:
-        pull(job, base)
+    base = pull(job, base, plan.data.get("mirrors") or [])
     image = _build(job, context, {**arguments, "BASE": base})
+    if check is not None:
+        image = image_check.prove(job, image, tag, check)
     _tag(image, tag)
     return _value(tag)
 
@@ -71,57 +73,6 @@ def fetch(job: Job) -> dict[str, Any]:
     token = plan.secret("token_file")
     _load(job, f"{plan.text('url').rstrip('/')}/images/{quote(tag, safe='')}", tag, wanted, token)
     return _value(tag)
-
-
-def pull(job: Job, base: str) -> None:
-    """Pulls an image by digest through the daemon's API, which tells bytes where the command line shows bars.
-
-    Mirrors are the daemon's business. JobError with the daemon's own words where it cannot.
-    """
-    name, _, digest = base.partition("@")
-    job.progress.stage("pull", None, "B", base[:80])
-    layers: dict[str, tuple[int, int]] = {}
-    for line in _pull_lines(name, digest):
-        if "error" in line:
-            raise JobError(
-                f"found '{line['error']}' on pulling {base}; wanted the base image; "
-                "check the digest, the registry mirror and the network"
-            )
-        detail = line.get("progressDetail") or {}
-        if line.get("status") == "Downloading" and detail.get("total"):
-            layers[line["id"]] = (int(detail["current"]), int(detail["total"]))
-        elif line.get("status") in {"Download complete", "Pull complete"} and line.get("id") in layers:
-            total = layers[line["id"]][1]
-            layers[line["id"]] = (total, total)
-        if layers:
-            done, total = (sum(column) for column in zip(*layers.values(), strict=True))
-            job.progress.set(done, total)
-    if inspect_image(base) is None:
-        raise JobError(f"found no {base} after the pull; wanted it; see the journal of docker")
-
-
-def _pull_lines(name: str, digest: str) -> Iterator[dict[str, Any]]:
-    transport = httpx.HTTPTransport(uds=SOCKET)
-    timeout = httpx.Timeout(STALL, read=30 * STALL)
-    try:
-        with (
-            httpx.Client(transport=transport, base_url="http://docker", timeout=timeout) as client,
-            client.stream("POST", "/images/create", params={"fromImage": name, "tag": digest}) as answer,
-        ):
-            if answer.status_code != 200:
-                answer.read()
-                with suppress(ValueError, KeyError):
-                    yield {"error": answer.json()["message"]}
-                    return
-                yield {"error": f"HTTP {answer.status_code}"}
-                return
-            for line in answer.iter_lines():
-                if line.strip():
-                    yield json.loads(line)
-    except httpx.HTTPError as error:
-        raise JobError(
-            f"found '{error}' on the daemon's socket {SOCKET}; wanted a pull; see `systemctl status docker`"
-        ) from None
 
 
 def _build(job: Job, context: Path, arguments: dict[str, str]) -> str:
@@ -156,10 +107,9 @@ def _build(job: Job, context: Path, arguments: dict[str, str]) -> str:
                 process.terminate()
                 raise
         if process.returncode:
-            raise JobError(
-                f"found a failing build: {meaningful(list(last))}; wanted an image; "
-                "see this unit's journal for the whole output"
-            )
+            lines = list(last)
+            remedy = likely_cause(lines) or "see this unit's journal for the whole output"
+            raise JobError(f"found a failing build: {meaningful(lines)}; wanted an image; {remedy}")
         return id_file.read_text(encoding="ascii").strip()
 
 
@@ -171,6 +121,46 @@ def meaningful(lines: list[str]) -> str:
         if text and not CHATTER.match(line) and not CHATTER.match(text) and text not in kept:
             kept.append(text)
     return " | ".join(part[:300] for part in kept[-3:]) or "no output"
+
+
+# What a build's last words say about its cause, and what to do about it; the first that fits.
+CAUSES = (
+    (
+        r"no space left on device|disk quota exceeded",
+        "the disk is full: free some (docker system df) and run again; the build goes on from its cache",
+    ),
+    (
+        r"hash(es)? (do|does)(n't| not) match|do not match the hash|(hash|digest) mismatch|checksum",
+        "a file is not the one that was pinned: check the mirror, or correct the pin",
+    ),
+    (
+        r"timed? ?out|timeout|connection (reset|refused)|temporary failure in name resolution"
+        r"|could not resolve|network is unreachable|no route to host|incompleteread|502 bad gateway",
+        "the network failed: check mirrors and proxy and run again; the build goes on from its cache",
+    ),
+    (
+        r"undefined symbol|no CUDA|cannot import name .* from 'torch'|version `[^']+' not found|\bABI\b",
+        "torch and what was built against it do not fit each other: pin one torch for all stages",
+    ),
+    (
+        r"\bKilled\b|signal (9|killed)|out of memory|cannot allocate memory|exit code: 137",
+        "the compiler ran out of memory: lower MAX_JOBS in image.build_args and run again",
+    ),
+)
+
+
+def likely_cause(lines: list[str]) -> str | None:
+    """The likely cause of a failed build with its remedy, from its last lines; None where none is known.
+
+    The later a line, the nearer it is to the end. What the builder repeats of the Dockerfile tells nothing.
+    """
+    for line in reversed(lines):
+        if STEP.match(line) or CHATTER.match(line):
+            continue
+        for pattern, remedy in CAUSES:
+            if re.search(pattern, line, re.IGNORECASE):
+                return remedy
+    return None
 
 
 def _load(job: Job, url: str, tag: str, wanted: str, token: str | None) -> None:

@@ -32,7 +32,7 @@ from sparkstack.yamlfile import Document
 
 ENGINES_THAT_RUN = frozenset({"vllm"})
 """Engines that `deploy` starts. The schema knows more, so that their recipes can be written and checked."""
-PLUGIN_FEATURES = frozenset({"int8_lm_head"})
+PLUGIN_FEATURES = frozenset({"int8_lm_head", "hybrid"})
 """Features of files/patches/ that there are; a test compares."""
 
 

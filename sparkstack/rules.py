@@ -88,8 +88,8 @@ def _pr_38325(launch: Launch) -> Match | None:
 
 
 def _hybrid_checkpoint(launch: Launch) -> Match | None:
-    if launch.is_vllm and "graft_fp8" in launch.transforms and not launch.plugin.get("inc_fp8"):
-        return "transforms.graft_fp8", "an INT4+FP8 checkpoint without the plugin's inc_fp8"
+    if launch.is_vllm and "graft_fp8" in launch.transforms and not launch.plugin.get("hybrid"):
+        return "transforms.graft_fp8", "an INT4+FP8 checkpoint without the plugin's hybrid"
     return None
 
 
@@ -171,7 +171,7 @@ RULES: tuple[Rule, ...] = (
         "hybrid-checkpoint",
         "error",
         _hybrid_checkpoint,
-        "image.plugin.inc_fp8: true",
+        "image.plugin.hybrid: true",
         "switch it on in image.plugin",
         "no vLLM up to 0.33 reads the FP8 scales of such a checkpoint: it answers garbage, without an error",
         "vllm#46311 (open)",

@@ -119,6 +119,21 @@ class ImageId(FactBase[str | None]):
         return {"absent": None, "silent": ""}.get(word, word)
 
 
+class ImageCheck(FactBase[dict[str, Any] | None]):
+    """Returns what an image's own check said when it was built (its label), None where it has not run."""
+
+    def command(self, tag: str) -> str:
+        label = '{{ index .Config.Labels "sparkstack.check" }}'
+        return f"docker image inspect --format {shlex.quote(label)} {shlex.quote(tag)} 2>/dev/null || true"
+
+    def process(self, output: list[str]) -> dict[str, Any] | None:
+        try:
+            found = json.loads("\n".join(output))
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
+
+
 class Addresses(FactBase[dict[str, list[str]]]):
     """Returns `{interface: ["192.168.100.10/24", …]}` (IPv4; every interface is named)."""
 

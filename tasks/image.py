@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from typing import Any
+
 from pyinfra import host
 from pyinfra.api import StringCommand, deploy, operation
 
 from tasks import drift, share, undo
-from tasks.facts import ImageId
+from tasks.facts import ImageCheck, ImageId, Text
 from tasks.files import Commands, ManagedFile
 from tasks.remote import fail, job
 from tasks.site import Site
@@ -18,9 +21,10 @@ SILENT = (
 
 @operation()
 def built(site: Site) -> Commands:
-    """Pull the base by digest and build the image on the head, as a job that a later run can join.
+    """Pull the base by digest, build the image on the head and prove it, as a job that a later run can join.
 
-    No-op when the tag exists (the tag is the hash of base, plugin, Dockerfile and arguments).
+    No-op when the tag exists (the tag is the hash of base, plugin, Dockerfile and arguments) and carries the
+    result of a passed check.
     """
     if not site.is_head:
         return
@@ -28,10 +32,10 @@ def built(site: Site) -> Commands:
     if found == "":
         yield fail(SILENT.format(host.name))
         return
-    if found:
+    if found and _proved(host.get_fact(ImageCheck, tag=site.image_tag), site):
         host.noop(f"{site.image_tag} is built")
         return
-    drift.differs(f"image {site.image_tag}", "absent", "built")
+    drift.differs(f"image {site.image_tag}", "not proved" if found else "absent", "built and proved")
     if host.get_fact(ImageId, tag=site.image_base) is None:
         yield StringCommand(undo.did("image", site.image_base))
     context = f"{site.data.state_dir}/build/{site.image_id}"
@@ -46,9 +50,20 @@ def built(site: Site) -> Commands:
             "tag": site.image_tag,
             "base": site.image_base,
             "context": context,
+            "mirrors": site.data.docker_mirrors or [],
             "build_args": site.recipe.image.build_args,
+            "check": {"profile": site.data.accelerator, "vllm": _version(site)},
         }
     )
+
+
+def _version(site: Site) -> str | None:
+    version = site.recipe.image.version
+    return None if version is None else str(version)
+
+
+def _proved(report: dict[str, Any] | None, site: Site) -> bool:
+    return report is not None and report.get("ok") is True and report.get("profile") == site.data.accelerator
 
 
 @operation()
@@ -79,6 +94,24 @@ def received(site: Site) -> Commands:
             "tag": site.image_tag,
             "image_id": wanted or "",
         },
+    )
+
+
+@operation()
+def recorded(site: Site) -> Commands:
+    """Keep what the image's check said as `image-check.json` in this host's folder of the release.
+
+    No-op when the file is there: the release's id holds the image's.
+    """
+    path = f"{site.data.config_dir}/releases/{site.release_id}/image-check.json"
+    if host.get_fact(Text, path=path):
+        host.noop(f"{path} is there")
+        return
+    drift.differs(path, "absent", "what the image's check said")
+    quoted, label = shlex.quote(path), shlex.quote('{{ index .Config.Labels "sparkstack.check" }}')
+    yield StringCommand(
+        f"docker image inspect --format {label} {shlex.quote(site.image_tag)} > {quoted}.new"
+        f" && mv -T {quoted}.new {quoted}"
     )
 
 

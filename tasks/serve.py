@@ -10,7 +10,7 @@ from pyinfra import host
 from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
 from sparkstack import machine
-from tasks import drift, undo
+from tasks import drift, image, undo
 from tasks.facts import Completes, ServeState
 from tasks.files import Commands
 from tasks.machine import MachineState
@@ -236,6 +236,7 @@ def _restarts(rank: Any) -> int:
 def deploy_serve(site: Site) -> None:
     """After this `current` is the release on every rank, and the head has answered a completion."""
     managed_files(name="release files", files=site.release_files)
+    image.recorded(name="image's check is in the release", site=site)
     managed_files(name="unit file", files=[site.unit_file])
     unit_known(name="systemd knows the unit")
     activated(name="release serves on all ranks", site=site)

@@ -16,7 +16,7 @@ import pytest
 from spark import Host
 from tiny_registry import image_blobs, registry
 
-from onhost import docker_cli, image
+from onhost import docker_cli, image, pull
 from onhost.docker_cli import check_tag, inspect_image
 from onhost.plan import JobError
 
@@ -56,9 +56,8 @@ BASE = "onhost-test/none@sha256:" + "0" * 64
 def based(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the base were on this host already."""
     real = inspect_image
-    monkeypatch.setattr(
-        "onhost.image.inspect_image", lambda name: {"Id": "x"} if name == BASE else real(name)
-    )
+    for module in (image, pull):
+        monkeypatch.setattr(module, "inspect_image", lambda name: {"Id": "x"} if name == BASE else real(name))
 
 
 def plan_of(host: Host, tag: str, context: Path, **keys: Any) -> Path:
@@ -123,6 +122,27 @@ def test_meaningful_words_of_builders() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("error: write /x: no space left on device", "the disk is full"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE", "a file is not the one that was pinned"),
+        ("     Hash mismatch for wheel.whl", "a file is not the one that was pinned"),
+        ("sha256sum: WARNING: 1 computed checksum did NOT match", "a file is not the one that was pinned"),
+        ("ReadTimeoutError: HTTPSConnectionPool(host='pypi.org'): Read timed out.", "the network failed"),
+        ("E: Temporary failure in name resolution", "the network failed"),
+        ("ImportError: _C.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEi", "torch and what was built"),
+        ("g++: fatal error: Killed signal terminated program cc1plus", "the compiler ran out of memory"),
+        ("The command '/bin/sh -c ninja' returned a non-zero code: 2", None),
+        ("Step 4/9 : ENV UV_HTTP_TIMEOUT=600", None),
+        ("error: no such capability in _C.abi3.so", None),
+    ],
+)
+def test_the_likely_cause_of_a_failed_build(line: str, cause: str | None) -> None:
+    found = image.likely_cause(["Step 3/9 : RUN make", line, "", "make: *** [all] Error 2"])
+    assert found is None if cause is None else found is not None and found.startswith(cause)
+
+
+@pytest.mark.parametrize(
     ("keys", "found"),
     [
         ({"tag": "-rm"}, "found the image tag '-rm'"),
@@ -146,7 +166,7 @@ def test_tags() -> None:
 
 
 class Daemon:
-    """What a pull's stream says; `image.pull` is fed from it."""
+    """What a pull's stream says; `pull.pull` is fed from it."""
 
     def __init__(self, *lines: dict[str, Any]) -> None:
         self.lines = lines
@@ -171,7 +191,7 @@ def test_a_pull_counts_bytes(host: Host, monkeypatch: pytest.MonkeyPatch) -> Non
         {"status": "Extracting", "id": "a", "progressDetail": {"current": 1, "total": 100}},
         {"status": "Pull complete", "id": "b", "progressDetail": {}},
     ]
-    monkeypatch.setattr(image, "_pull_lines", Daemon(*lines))
+    monkeypatch.setattr(pull, "_pull_lines", Daemon(*lines))
     from io import StringIO
 
     from making import job
@@ -181,7 +201,7 @@ def test_a_pull_counts_bytes(host: Host, monkeypatch: pytest.MonkeyPatch) -> Non
     text = StringIO()
     made = job(host.root, {})
     made.progress = Progress(text)
-    image.pull(made, BASE)
+    pull._pull(made, BASE)
     made.progress.close()
     last = json.loads(text.getvalue().splitlines()[-1])
     assert (last["stage"], last["done"], last["total"], last["unit"]) == ("pull", 150, 150, "B")
@@ -189,9 +209,70 @@ def test_a_pull_counts_bytes(host: Host, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @needs_docker
 def test_a_pull_that_fails(host: Host, tag: str, context: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image, "_pull_lines", Daemon({"error": "manifest unknown"}))
+    monkeypatch.setattr(pull, "_pull_lines", Daemon({"error": "manifest unknown"}))
     error = host.run(plan_of(host, tag, context))["error"]
     assert error.startswith(f"found 'manifest unknown' on pulling {BASE}; wanted the base image; check")
+
+
+DIGEST = "sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("base", "names"),
+    [
+        ("vllm/x", ["m.example/vllm/x", "n.example:5000/hub/vllm/x"]),
+        ("debian", ["m.example/library/debian", "n.example:5000/hub/library/debian"]),
+        ("nvcr.io/nvidia/x", []),
+        ("localhost/x", []),
+        ("127.0.0.1:5000/x", []),
+    ],
+)
+def test_what_a_mirror_calls_an_image(base: str, names: list[str]) -> None:
+    mirrors = ["https://m.example/", "http://n.example:5000/hub"]
+    assert pull.by_mirrors(f"{base}@{DIGEST}", mirrors) == [f"{name}@{DIGEST}" for name in names]
+
+
+def test_a_pull_that_stalls_goes_on_at_the_next_mirror(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    from making import job
+
+    here: set[str] = set()
+    asked: list[str] = []
+
+    def lines(name: str, digest: str) -> Iterator[dict[str, Any]]:
+        asked.append(name)
+        if name != "b.example/vllm/x":
+            yield {"error": "no word for 600 s" if name == "vllm/x" else "connection refused"}
+            return
+        here.add(f"{name}@{digest}")
+        yield {"status": "Pull complete", "id": "a"}
+
+    monkeypatch.setattr(pull, "_pull_lines", lines)
+    monkeypatch.setattr(pull, "inspect_image", lambda name: {"Id": "x"} if name in here else None)
+    base, mirrors = f"vllm/x@{DIGEST}", ["https://a.example", "https://b.example", "https://c.example"]
+    made = job(host.root, {})
+    assert pull.pull(made, base, mirrors) == f"b.example/vllm/x@{DIGEST}"
+    assert asked == ["vllm/x", "a.example/vllm/x", "b.example/vllm/x"]
+    assert pull.pull(made, base, mirrors) == f"b.example/vllm/x@{DIGEST}"  # it is there: nobody is asked
+    assert len(asked) == 3
+    with pytest.raises(JobError) as caught:
+        pull.pull(made, f"vllm/x@sha256:{'1' * 64}", mirrors[:1])
+    assert str(caught.value).startswith(
+        f"found 'no word for 600 s' on pulling vllm/x@sha256:{'1' * 64} (and 1 mirrors by name: 'connection "
+        "refused'); wanted the base image"
+    )
+
+
+def test_a_daemon_that_says_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    path = host.root / "d.sock"
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(path))
+    listening.listen()
+    monkeypatch.setattr(pull, "SOCKET", str(path))
+    monkeypatch.setattr(pull, "STALL", 0.05)
+    assert list(pull._pull_lines("a", "b")) == [{"error": "no word for 0 s"}]
+    listening.close()
 
 
 @needs_docker
@@ -224,9 +305,9 @@ def test_the_daemon_itself_refuses_a_pull(host: Host, tag: str, context: Path) -
 
 
 def test_no_daemon(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image, "SOCKET", str(host.root / "none.sock"))
+    monkeypatch.setattr(pull, "SOCKET", str(host.root / "none.sock"))
     with pytest.raises(JobError, match=r"on the daemon's socket .*none\.sock; wanted a pull"):
-        list(image._pull_lines("a", "b"))
+        list(pull._pull_lines("a", "b"))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{host.root}/none.sock")
     monkeypatch.setitem(docker_cli.ENVIRONMENT, "DOCKER_HOST", f"unix://{host.root}/none.sock")
     with pytest.raises(JobError, match="from docker; wanted a running daemon; see `systemctl status docker`"):

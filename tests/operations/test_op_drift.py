@@ -46,7 +46,7 @@ def test_image(sites: Sites) -> None:
     head, worker = sites(2)
     thing = f"image {head.image_tag}"
     head.host.facts = {ImageId: None}
-    assert told(image.built, head) == [("spark-1", thing, "absent", "built")]
+    assert told(image.built, head) == [("spark-1", thing, "absent", "built and proved")]
     worker.host.facts = {ImageId: None}
     head.host.facts = {ImageId: "sha256:1"}
     assert told(image.received, worker) == [("spark-2", thing, "absent", "the head's, sha256:1")]

@@ -14,7 +14,7 @@ from fake_host import FakeHost, commands_of, follow, shell_lines, written
 
 from sparkstack import topology
 from tasks import checkpoint, drift, image, share
-from tasks.facts import CheckpointFaults, FileStates, ImageId, Json, UnitState
+from tasks.facts import CheckpointFaults, FileStates, ImageCheck, ImageId, Json, Text, UnitState
 from tasks.site import Site
 
 Sites = Callable[..., list[Site]]
@@ -63,7 +63,9 @@ def test_image_is_built_on_the_head(sites: Sites) -> None:
         "tag": f"sparkstack/vllm:{site.image_id}",
         "base": "example/vllm@sha256:" + 64 * "1",
         "context": context,
+        "mirrors": [],
         "build_args": {"JOBS": "2"},
+        "check": {"profile": "cpu", "vllm": None},
     }
     assert follow(commands, site.host)
     assert joined(site.host, job)
@@ -79,9 +81,29 @@ def test_a_base_that_we_pull_is_noted(sites: Sites, base: str | None) -> None:
 
 def test_image_that_is_built_stays(sites: Sites) -> None:
     (site,) = sites(1)
-    site.host.facts = {ImageId: "sha256:0a"}
+    site.host.facts = {ImageId: "sha256:0a", ImageCheck: {"ok": True, "profile": "cpu", "lines": []}}
     assert commands_of(image.built, site.host, site) == []
     assert site.host.noops == [f"sparkstack/vllm:{site.image_id} is built"]
+
+
+@pytest.mark.parametrize(
+    "report", [None, {"ok": False, "profile": "cpu"}, {"ok": True, "profile": "gpu"}, {"ok": "yes"}]
+)
+def test_an_image_that_is_not_proved_for_this_hardware_is_not_built(sites: Sites, report: Any) -> None:
+    """A tag alone proves nothing: somebody may have made it, or for another kind of host."""
+    (site,) = sites(1)
+    site.host.facts = {ImageId: "sha256:0a", ImageCheck: report}
+    assert plan_of(commands_of(image.built, site.host, site))["check"]["profile"] == "cpu"
+
+
+def test_the_release_keeps_the_images_check(sites: Sites) -> None:
+    (site,) = sites(1)
+    path = f"/etc/sparkstack/releases/{site.release_id}/image-check.json"
+    site.host.facts = {Text: None}
+    (line,) = shell_lines(commands_of(image.recorded, site.host, site))
+    assert line.startswith("docker image inspect --format ") and f"mv -T {path}.new {path}" in line
+    site.host.facts = {Text: "{}\n"}
+    assert commands_of(image.recorded, site.host, site) == []
 
 
 def test_a_silent_daemon_is_no_missing_image(sites: Sites) -> None:

@@ -114,3 +114,21 @@ def test_loading_again_is_refused(int8: Any, layers: Any) -> None:
     head = loaded(layers.Head, layers.Linear(), torch.nn.Parameter(torch.randn(4, 4), requires_grad=False))
     with pytest.raises(RuntimeError, match="cannot be loaded a second time; restart the server"):
         head.weight.weight_loader(head.weight, torch.randn(4, 4))
+
+
+def test_a_kernel_that_does_not_run_stops_the_server_with_a_line(
+    int8: Any, layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def broken(*_: Any) -> None:
+        raise OSError("Failed to find C compiler.\nPlease specify via CC")
+
+    int8.apply()
+    monkeypatch.setattr(int8, "tune", broken)
+    with pytest.raises(int8.PluginError) as caught:
+        loaded(layers.Head, layers.Linear(), torch.nn.Parameter(torch.randn(4, 4), requires_grad=False))
+    assert str(caught.value) == (
+        "sparkstack plugin: int8_lm_head: found OSError from its kernel: Failed to find C compiler. Please "
+        "specify via CC; wanted a GPU and driver that run it; set SPARKSTACK_INT8_LM_HEAD=0"
+    )

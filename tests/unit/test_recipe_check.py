@@ -353,7 +353,7 @@ BROKEN: list[tuple[str, str, list[str]]] = [
         "native env",
         NATIVE + "serve:\n  env: {SPARKSTACK_INT8_LMHEAD: '1'}\n",
         [
-            "r.yaml:8: error: found serve.env.SPARKSTACK_INT8_LMHEAD, which our plugin does not read; wanted one of: SPARKSTACK_INT8_LM_HEAD; did you mean 'SPARKSTACK_INT8_LM_HEAD'?",
+            "r.yaml:8: error: found serve.env.SPARKSTACK_INT8_LMHEAD, which our plugin does not read; wanted one of: SPARKSTACK_HYBRID, SPARKSTACK_INT8_LM_HEAD; did you mean 'SPARKSTACK_INT8_LM_HEAD'?",
         ],
     ),
     (
@@ -485,11 +485,11 @@ def test_a_hybrid_checkpoint_needs_the_plugin(tmp_path: Path) -> None:
     path.write_text(NATIVE.replace("image:", graft + "image:") + "serve: {}\n")
     [finding] = [finding for finding in check(path).findings if finding.severity == "error"]
     assert str(finding.problem).endswith(
-        "r.yaml:5: found an INT4+FP8 checkpoint without the plugin's inc_fp8; wanted image.plugin.inc_fp8: true; "
+        "r.yaml:5: found an INT4+FP8 checkpoint without the plugin's hybrid; wanted image.plugin.hybrid: true; "
         "switch it on in image.plugin"
     )
     assert finding.source == "vllm#46311 (open)"
-    path.write_text(path.read_text().replace("{base:", "{plugin: {inc_fp8: true}, base:"))
+    path.write_text(path.read_text().replace("{base:", "{plugin: {hybrid: true}, base:"))
     assert check(path).errors == 0
 
 
@@ -535,8 +535,8 @@ def test_unsupported() -> None:
 
 
 def test_the_plugin_s_features_become_variables() -> None:
-    recipe = native(image={"base": "x", "plugin": {"int8_lm_head": True, "inc_fp8": False}})
-    assert recipe.serve.env == {"SPARKSTACK_INT8_LM_HEAD": "1", "SPARKSTACK_INC_FP8": "0"}
+    recipe = native(image={"base": "x", "plugin": {"int8_lm_head": True, "hybrid": False}})
+    assert recipe.serve.env == {"SPARKSTACK_INT8_LM_HEAD": "1", "SPARKSTACK_HYBRID": "0"}
 
 
 def test_the_plugin_has_the_features_that_we_say() -> None:

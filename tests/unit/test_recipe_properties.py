@@ -91,7 +91,7 @@ def natives(draw: st.DrawFn) -> dict[str, Any]:
         },
         "image": {
             "base": draw(TEXTS),
-            "plugin": draw(st.dictionaries(st.sampled_from(["int8_lm_head", "inc_fp8"]), st.booleans())),
+            "plugin": draw(st.dictionaries(st.sampled_from(["int8_lm_head", "hybrid"]), st.booleans())),
         },
         "serve": {"options": draw(OPTIONS), "env": draw(ENV), "port": draw(st.integers(1, 65535))},
         "budget": {"memory_gib": draw(st.floats(0.5, 128)), "disk_gib": draw(st.floats(0.5, 4000))},

@@ -1,13 +1,13 @@
 """The LM head in INT8: half the memory that BF16 takes, and half the bytes to read for each token.
 
 The matrix from hidden state to vocabulary is the largest single weight that a decode step reads. Each row
-(one token of the vocabulary) is scaled by its largest absolute value onto −127…127. A product of a BF16
-activation and an INT8 weight is exact in float32 and sums are kept in float32, so the only error is the
-rounding of the weight: at most half a step, `absmax / 254`, an element.
+(one token of the vocabulary) is scaled by its largest absolute value onto −127…127; sums are INT32 and
+float32, so the only error that counts is the rounding of the weight: at most half a step, `absmax / 254`, an
+element.
 
-This is the plain-torch form. It runs wherever torch runs, but turns the weight into float32 block by block
-as it goes, which costs a GPU more traffic than INT8 saves: it buys memory, not speed. A kernel that reads
-INT8 only is to replace `logits` here.
+On a GPU `kernels/int8_head.py` reads INT8 alone, with launches that are tried once when the weights are
+loaded (`kernels/tuning.py`) and compiled by then. Elsewhere plain torch does it, block by block: it saves
+memory, not time.
 
 The hook is the head's `quant_method`, which every vLLM version asks for logits, on each tensor-parallel rank
 for the rank's own rows. Gathering, trimming padded rows and top-token search stay vLLM's own.
@@ -15,11 +15,17 @@ for the rank's own rows. Gathering, trimming padded rows and top-token search st
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+from sparkstack_vllm.errors import PluginError
+
+if TYPE_CHECKING:
+    from sparkstack_vllm.kernels.int8_head import Config
 
 # Rows that are float32 at a time: 4096 rows of 3072 are 50 MB, whatever the vocabulary's size.
 BLOCK_ROWS = 4096
@@ -56,6 +62,51 @@ def logits(x: Tensor, quantised: Tensor, scale: Tensor, bias: Tensor | None = No
     return out.reshape(*x.shape[:-1], rows)
 
 
+def tuned(
+    quantised: Tensor, scale: Tensor, dtype: torch.dtype, block: int, bias: Tensor | None = None
+) -> Config:
+    """The kernel's configuration for `block` rows of activations of `dtype`; compiled when this returns."""
+    from sparkstack_vllm.kernels import int8_head, tuning
+
+    x = torch.randn(block, quantised.shape[1], dtype=torch.float32, device=quantised.device).to(dtype)
+    return tuning.choose(
+        int8_head,
+        "int8-lm-head",
+        (*quantised.shape, block, int(bias is not None)),
+        int8_head.CANDIDATES,
+        lambda config: int8_head.logits(x, quantised, scale, config, bias),
+        quantised.device,
+    )
+
+
+def tune(
+    quantised: Tensor, scale: Tensor, dtype: torch.dtype, bias: Tensor | None = None
+) -> dict[int, Config]:
+    """Configurations by block of rows; empty where the kernel does not run and plain torch must do.
+
+    The kernel wants a GPU with Triton, and rows of the weight that begin at multiples of 16 bytes.
+    """
+    if not quantised.is_cuda or find_spec("triton") is None:
+        return {}
+    from sparkstack_vllm.kernels import int8_head
+
+    width = quantised.shape[1]
+    if width % 16 or width > int8_head.MAX_WIDTH:
+        return {}
+    return {block: tuned(quantised, scale, dtype, block, bias) for block in int8_head.ROW_BLOCKS}
+
+
+def kernel_logits(
+    x: Tensor, quantised: Tensor, scale: Tensor, configs: dict[int, Config], bias: Tensor | None = None
+) -> Tensor:
+    """As `logits`, by the kernel. x [..., width] → [..., rows]."""
+    from sparkstack_vllm.kernels import int8_head
+
+    flat = x.reshape(-1, x.shape[-1])
+    out = int8_head.logits(flat, quantised, scale, configs[int8_head.row_block(flat.shape[0])], bias)
+    return out.reshape(*x.shape[:-1], quantised.shape[0])
+
+
 def _no_reload(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError("int8_lm_head: weights cannot be loaded a second time; restart the server")
 
@@ -67,11 +118,20 @@ def convert(layer: Any, method: Any) -> None:
     code that would multiply by it directly fails on the type instead of giving wrong logits. A weight that is
     shared with the embedding is left alone there.
     """
+    dtype = layer.weight.dtype
     quantised, scale = quantise(layer.weight.data)
     layer.weight = Parameter(quantised, requires_grad=False)
     layer.weight_scale = Parameter(scale, requires_grad=False)
     for parameter in (layer.weight, layer.weight_scale):
         parameter.weight_loader = _no_reload  # type: ignore[attr-defined]
+    try:
+        layer.int8_configs = tune(quantised, scale, dtype, getattr(layer, "bias", None))
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise PluginError(
+            f"sparkstack plugin: int8_lm_head: found {type(error).__name__} from its kernel: {said}; "
+            "wanted a GPU and driver that run it; set SPARKSTACK_INT8_LM_HEAD=0"
+        ) from error
     layer.quant_method = method
 
 
@@ -89,6 +149,8 @@ def apply() -> None:
             """Nothing left to do: a drafter that shares the model's head comes by a second time."""
 
         def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+            if layer.int8_configs:
+                return kernel_logits(x, layer.weight, layer.weight_scale, layer.int8_configs, bias)
             return logits(x, layer.weight, layer.weight_scale, bias)
 
     def hook(cls: Any) -> None:

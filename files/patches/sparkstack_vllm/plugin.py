@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sparkstack_vllm.errors import PluginError
 from sparkstack_vllm.features import FEATURES, SUPPORTED, Feature
 
 PREFIX = "SPARKSTACK_"
@@ -17,10 +18,6 @@ PREFIX = "SPARKSTACK_"
 log = logging.getLogger("vllm.sparkstack")
 
 _done = False
-
-
-class PluginError(RuntimeError):
-    """The server must not start; the message says why and what to do, in one line."""
 
 
 def parse_version(text: str) -> tuple[int, int, int]:

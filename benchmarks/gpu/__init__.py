@@ -1,0 +1,1 @@
+"""Kernels of the vLLM plugin, measured on a GPU."""

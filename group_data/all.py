@@ -189,5 +189,9 @@ management_interface = "enP7s7"
 # Where the endpoint listens on the head: an IP address, or "management" for the head's own.
 serve_bind = "127.0.0.1"
 
-# TCP port of the head's share (images and checkpoints for the other hosts, fabric only).
+# TCP port of the shares (images and checkpoints for the other hosts, over the fabric).
 share_port = 18090
+
+# How a checkpoint reaches the other hosts: "fan-out" (all from the head), "chain" (each from the one before
+# it, while that one still receives), "auto" (a chain from five hosts on).
+distribution = "auto"

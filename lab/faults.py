@@ -17,8 +17,8 @@ class Fault:
     """One fault, shown to the next `count` fitting requests (None: to all).
 
     `path` is a glob over the URL's path. A `status` fault answers with that status (and `headers`).
-    The others act on GETs that deliver a file: `cut` closes the connection after `after_bytes`, `stall`
-    falls silent there for `seconds`, `corrupt` flips the byte there, `slow` sends `bytes_per_second`.
+    The others act on GETs that deliver a file or a list: `cut` closes the connection after `after_bytes`,
+    `stall` falls silent there for `seconds`, `corrupt` flips the byte there, `slow` sends `bytes_per_second`.
     Offsets count from the first byte of the answer.
     """
 

@@ -49,6 +49,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], root: Path, page: int = 50) -> None:
         self.store, self.faults, self.requests = Store(root), Faults(), Requests()
         self.page = page
+        self.data_url: str | None = None  # where large files are said to lie; None: here
         self.closing = threading.Event()
         super().__init__(address, Handler)
 
@@ -162,7 +163,7 @@ class Handler(BaseHTTPRequestHandler):
         if not entry.lfs:
             self._file(entry, unquote(urlsplit(self.path).path), {**commit, "ETag": f'"{entry.etag}"'})
             return
-        where = f"{self._base()}/__objects/{repo}/{entry.sha256}/{quote(path)}"
+        where = f"{self.server.data_url or self._base()}/__objects/{repo}/{entry.sha256}/{quote(path)}"
         self._send(302, {**commit, **_linked(entry), "Location": where, "Content-Length": "0"})
 
     def _commit(self, repo: str, revision: str) -> str:
@@ -245,8 +246,14 @@ class Handler(BaseHTTPRequestHandler):
         body = json.dumps(value).encode()
         kind = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         self._send(status, {**kind, **(headers or {})})
-        if self.command != "HEAD":
+        if self.command == "HEAD":
+            return
+        path = unquote(urlsplit(self.path).path)
+        fault = self.server.faults.take("GET", path, body=True) if path.startswith("/api/") else None
+        if fault is None:
             self._write(body)
+        else:
+            self._faulty(body, fault)
 
     def _send(self, status: int, headers: dict[str, str]) -> None:
         self.status = status

@@ -15,10 +15,11 @@ def main(arguments: list[str] | None = None) -> int:
     job = commands.add_parser("job", help="run the job that a plan describes")
     job.add_argument("plan", metavar="PLAN")
     share = commands.add_parser("share", help="give checkpoints and images to the other Sparks")
-    share.add_argument("--bind", required=True, metavar="IP")
+    share.add_argument("--bind", required=True, action="append", metavar="IP", help="once for each address")
     share.add_argument("--port", required=True, type=int)
     share.add_argument("--token-file", required=True, type=Path)
     share.add_argument("--checkpoints-dir", required=True, type=Path)
+    share.add_argument("--relay", action="store_true", help="this host is receiving: say so, not 404")
     ready = commands.add_parser("ready", help="wait for a real completion")
     ready.add_argument("--url", required=True)
     ready.add_argument("--model", required=True)
@@ -27,6 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
     ready.add_argument("--timeout", required=True, type=float, metavar="S")
     verify = commands.add_parser("verify", help="hold a checkpoint against its manifest, offline")
     verify.add_argument("--checkpoint", required=True, type=Path, metavar="DIR")
+    verify.add_argument("--hashes", action="store_true", help="read all contents, not only headers")
+    repair = commands.add_parser("repair", help="verify all contents and mend what is damaged")
+    repair.add_argument("plan", metavar="PLAN", help="plan of the job that made the checkpoint")
     given = parser.parse_args(arguments)
 
     # Imports wait until a command needs them: `ready` starts every few seconds and should not load a hub
@@ -38,14 +42,18 @@ def main(arguments: list[str] | None = None) -> int:
     if given.command == "share":
         from onhost import share as sharing
 
-        return sharing.main(given.bind, given.port, given.token_file, given.checkpoints_dir)
+        return sharing.main(given.bind, given.port, given.token_file, given.checkpoints_dir, given.relay)
     if given.command == "ready":
         from onhost import ready as waiting
 
         return waiting.main(given.url, given.model, given.api_key_file, given.container, given.timeout)
-    from onhost.staging import checkpoint
+    if given.command == "repair":
+        from onhost import jobs
 
-    return checkpoint.verify(given.checkpoint)
+        return jobs.main(given.plan, hashes=True)
+    from onhost.staging import verify as verifying
+
+    return verifying.verify(given.checkpoint, given.hashes)
 
 
 if __name__ == "__main__":

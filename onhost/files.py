@@ -15,6 +15,8 @@ from typing import Any
 from onhost.plan import JobError
 
 CHUNK = 4 << 20  # bytes; large enough that system calls cost nothing, small enough for eight streams
+BLOCK = 4096  # bytes; what file systems that share blocks share
+AT_ONCE = 64 << 20  # bytes that the kernel copies between two words of progress
 OnBytes = Callable[[int], None]
 
 # Where the kernel or the file system cannot copy between two files, reading and writing can.
@@ -43,9 +45,12 @@ def fsync_tree(folder: Path) -> None:
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Writes a file that is either the old one or the new one, also after a power cut."""
+    """Writes a file that is either the old one or the new one, also after a power cut.
+
+    One writer at a time: the temporary name is always the same, so that a killed writer's is used again.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(handle, "wb") as out:
@@ -65,17 +70,28 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
+def write_all(handle: int, data: bytes | memoryview) -> None:
+    """Writes all of `data` at the descriptor's position."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
 def copy_range(source: int, target: int, offset: int, count: int, on_bytes: OnBytes = ignore_bytes) -> None:
     """Appends `count` bytes from `offset` of file descriptor `source` to `target` at its position.
 
-    The kernel copies (and shares blocks where the file system can); reading and writing is the fallback.
-    EOFError where the source is shorter.
+    The kernel copies, and shares blocks where the file system can and both places lie alike within a block
+    (then the part before the first whole block goes by itself: a request that begins within a block would be
+    copied as a whole). Reading and writing is the fallback. EOFError where the source is shorter.
     """
     by_kernel = hasattr(os, "copy_file_range")
+    at = os.lseek(target, 0, os.SEEK_CUR)
+    within = -offset % BLOCK if (offset - at) % BLOCK == 0 else 0
     while count:
         if by_kernel:
             try:
-                done = os.copy_file_range(source, target, min(count, 64 << 20), offset)
+                done = os.copy_file_range(source, target, min(count, within or AT_ONCE), offset)
+                within = 0
             except OSError as error:
                 if error.errno not in _NO_COPY_RANGE:
                     raise
@@ -84,9 +100,7 @@ def copy_range(source: int, target: int, offset: int, count: int, on_bytes: OnBy
         else:
             data = os.pread(source, min(count, CHUNK), offset)
             done = len(data)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(target, view) :]
+            write_all(target, data)
         if done == 0:
             raise EOFError(f"{count} bytes missing from offset {offset}")
         offset += done

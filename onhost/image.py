@@ -18,7 +18,7 @@ from onhost.jobs import Job
 from onhost.plan import JobError
 from onhost.pull import pull
 from onhost.staging.openers import plain_opener
-from onhost.staging.ranged import Transfer
+from onhost.staging.transfer import Transfer
 
 STALL = 120.0  # s without a word; a daemon that extracts a layer of gigabytes is silent for long
 DIGEST = re.compile(r"[^@\s]+@sha256:[0-9a-f]{64}")

@@ -7,7 +7,6 @@ start, written last and atomically), `lock`. The formats are in docs/interfaces.
 from __future__ import annotations
 
 import errno
-import fcntl
 import importlib
 import json
 import os
@@ -25,6 +24,7 @@ from types import FrameType
 from typing import IO, Any
 
 from onhost.files import write_json
+from onhost.locks import Held, exclusive
 from onhost.plan import JobError, Plan
 
 __all__ = ["KINDS", "Job", "JobError", "Progress", "main", "one_line", "run"]
@@ -124,15 +124,15 @@ def run(plan: Plan) -> int:
         )
     folder = jobs_dir / name
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(
-                f"found {name} running already; wanted one at a time; follow it in {folder}", file=sys.stderr
-            )
-            return 1
-        return _run_locked(Job(name, plan, folder, Progress(sys.stderr), threading.Event()), KINDS[kind])
+    try:
+        with exclusive(folder / "lock"):
+            return _run_locked(Job(name, plan, folder, Progress(sys.stderr), threading.Event()), KINDS[kind])
+    except Held as held:
+        print(
+            f"found {name} running already; wanted one at a time; follow it in {folder} ({held})",
+            file=sys.stderr,
+        )
+        return 1
 
 
 def _run_locked(job: Job, target: str) -> int:
@@ -210,10 +210,10 @@ def one_line(text: str) -> str:
     return flat if len(flat) <= LONGEST_ERROR else flat[: LONGEST_ERROR - 1] + "…"
 
 
-def main(path: str) -> int:
-    """The command `job PLAN`."""
+def main(path: str, **more: Any) -> int:
+    """The command `job PLAN`; `more` are keys that count as if they were in the plan."""
     try:
-        return run(Plan.read(Path(path)))
+        return run(Plan({**Plan.read(Path(path)).data, **more}))
     except JobError as error:
         print(one_line(str(error)), file=sys.stderr)
         return 1

@@ -67,12 +67,26 @@ class Plan:
             raise self._bad(key, f"a whole number of at least {least}")
         return value
 
+    def truth(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self.data.get(key, default)
+        if not isinstance(value, bool):
+            raise self._bad(key, "true or false")
+        return value
+
     def number(self, key: str, default: float) -> float:
         """A number above zero."""
         value = self.data.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
             raise self._bad(key, "a number above zero")
         return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self.data.get(key, default)
+        if not isinstance(value, bool):
+            raise self._bad(key, "true or false")
+        return value
 
     def sub(self, key: str) -> Plan:
         """An object within."""

@@ -1,7 +1,7 @@
-"""Gives a head's checkpoints and images to the other Sparks: HTTP with a token on the fabric's address.
+"""Gives a host's checkpoints and images to the other Sparks: HTTP with a token on the fabric's address.
 
 `GET|HEAD /checkpoints/<id>/<path>` (ranges) for what a manifest names, `GET /images/<tag>` for a `docker
-save`.
+save`. A relay is itself receiving: files that it has not got yet are answered with 503 and `X-Not-Yet`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +22,9 @@ from urllib.parse import unquote, urlsplit
 from onhost.docker_cli import ENVIRONMENT, check_tag, inspect_image
 from onhost.plan import JobError, read_secret
 from onhost.staging import manifest as manifests
+from onhost.staging.fetch import RECEIVING
 from onhost.staging.manifest import MANIFEST
+from onhost.staging.ranged import NOT_YET
 
 BLOCK = 1 << 20  # bytes of an image a chunk
 IDLE = 120  # s after which a silent peer is let go
@@ -33,9 +37,12 @@ class Share(ThreadingHTTPServer):
     request_queue_size = 128
     allow_reuse_address = True
 
-    def __init__(self, address: tuple[str, int], token_file: Path, checkpoints: Path) -> None:
+    def __init__(
+        self, address: tuple[str, int], token_file: Path, checkpoints: Path, relay: bool = False
+    ) -> None:
         self.token_file = token_file
         self.checkpoints = checkpoints
+        self.relay = relay
         super().__init__(address, Handler)
 
 
@@ -99,9 +106,13 @@ class Handler(BaseHTTPRequestHandler):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", id):
             self._refuse(HTTPStatus.NOT_FOUND)
             return
-        folder = self.server.checkpoints / id
-        if name != MANIFEST and name not in manifests.read(folder).files:
-            self._refuse(HTTPStatus.NOT_FOUND)
+        folder = self._holder(id, name)
+        if folder is None:
+            # The first in a chain has not begun, or has not come to this file.
+            if self.server.relay:
+                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, {NOT_YET: "1", "Retry-After": "1"})
+            else:
+                self._refuse(HTTPStatus.NOT_FOUND)
             return
         try:
             handle = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW)
@@ -112,6 +123,21 @@ class Handler(BaseHTTPRequestHandler):
             self._file(handle)
         finally:
             os.close(handle)
+
+    def _holder(self, id: str, name: str) -> Path | None:
+        """The folder that has the file; on a relay also the one that is being filled. JobError: none may."""
+        folder = self.server.checkpoints / id
+        partial = folder.with_name(f"{id}.partial")
+        if not self.server.relay or (folder / MANIFEST).exists():
+            if name != MANIFEST and name not in manifests.read(folder).files:
+                raise JobError(f"found no {name} in the manifest of {id}; wanted one of its files; none")
+            return folder
+        receiving = partial / RECEIVING
+        if not receiving.exists():
+            return None
+        if name not in manifests.parse(receiving.read_text(encoding="utf-8"), str(receiving)).files:
+            raise JobError(f"found no {name} in the manifest of {id}; wanted one of its files; none")
+        return partial if (partial / name).is_file() else None  # the fetcher moves only verified files there
 
     def _file(self, handle: int) -> None:
         size = os.fstat(handle).st_size
@@ -191,23 +217,32 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
     return (begin, end) if begin < end else None
 
 
-def main(bind: str, port: int, token_file: Path, checkpoints: Path) -> int:
-    """The command `share`: serves until it is stopped; 1 with a line where it cannot begin."""
+def main(binds: Sequence[str], port: int, token_file: Path, checkpoints: Path, relay: bool = False) -> int:
+    """The command `share`: serves until it is stopped; 1 with a line where it cannot begin.
+
+    Of several addresses those that this host does not have (now) are left out, as long as one remains.
+    """
+    servers = []
     try:
         read_secret(token_file)
-        server = Share((bind, port), token_file, checkpoints)
     except JobError as error:
         print(error, file=sys.stderr)
         return 1
-    except OSError as error:
-        print(
-            f"found '{error.strerror}' on listening at {bind}:{port}; wanted the fabric's address and a "
-            "free port; "
-            "check the fabric",
-            file=sys.stderr,
-        )
+    for bind in binds:
+        try:
+            servers.append(Share((bind, port), token_file, checkpoints, relay))
+        except OSError as error:
+            print(
+                f"found '{error.strerror}' on listening at {bind}:{port}; wanted the fabric's address and a "
+                "free port; check the fabric",
+                file=sys.stderr,
+            )
+        else:
+            print(f"sharing {checkpoints} and images at http://{bind}:{port}", file=sys.stderr)
+    if not servers:
         return 1
-    print(f"sharing {checkpoints} and images at http://{bind}:{server.server_address[1]}", file=sys.stderr)
-    with server:
-        server.serve_forever(0.2)
+    for server in servers[1:]:
+        threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True).start()
+    with servers[0]:
+        servers[0].serve_forever(0.2)
     return 0

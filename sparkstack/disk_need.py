@@ -1,7 +1,8 @@
 """How much room a recipe needs, and where: weights under the state folder, the image at Docker's root.
 
 A recipe's budget names the whole (`disk_gib`) and what is downloaded (`download_gib`). A transformed
-checkpoint is written anew, about as large as its source; the image is what remains.
+checkpoint is written anew, about as large as its source; the image is what remains. The job that stages works
+the need out exactly, from the headers, before it fetches a weight.
 """
 
 from __future__ import annotations
@@ -31,12 +32,27 @@ class Need:
     image: int | None
 
 
-def need(budget: Budget, *, transformed: bool, head: bool, staged: Staged) -> Need:
-    """What this host still writes. The head downloads and transforms; the others receive one copy."""
+SHARDS = 20 * GIB
+"""Two source files that are there at a time where sources do not stay; hubs cut models at 5 or 10 GB."""
+
+
+def need(
+    budget: Budget, *, transformed: bool, head: bool, staged: Staged, keep_source: bool = True
+) -> Need:
+    """What this host still writes. The head downloads and transforms; the others receive one copy.
+
+    Without `keep_source` what was downloaded goes while it is transformed, but for two files at a time.
+    """
     whole = int(budget.disk_gib * GIB)
     if budget.download_gib is None:
         return Need(0 if staged.checkpoint else whole, 0 if staged.checkpoint else None)
     download = int(budget.download_gib * GIB)
+    if transformed and not keep_source:
+        window = min(download, SHARDS)
+        image = 0 if staged.image else max(whole - download - window, 0)
+        if staged.checkpoint or not head:
+            return Need(0 if staged.checkpoint else download, image)
+        return Need(max(download + window - staged.downloaded_bytes, 0), image)
     anew = min(download, max(whole - download, 0)) if transformed else 0
     image = 0 if staged.image else max(whole - download - anew, 0)
     if staged.checkpoint:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from sparkstack.distribution import Distribution
 from sparkstack.errors import Problem
 from sparkstack.schema import Strict, refusal
 
@@ -197,6 +198,7 @@ class Knobs(Strict):
     management_interface: NetworkInterface
     serve_bind: Bind
     share_port: Annotated[int, Field(ge=1, le=65535)]
+    distribution: Distribution
 
     @model_validator(mode="before")
     @classmethod
@@ -219,6 +221,7 @@ RUN_OPTIONS: Mapping[str, bool] = {
     "retry": True,
     "keep_failed": True,
     "plan": True,
+    "hashes": True,
 }
 
 # Passwords as pyinfra would take them. One for sudo has better ways in; those for SSH may stand in a site's

@@ -48,10 +48,15 @@ class Source(Strict):
 
 
 class Checkpoint(Strict):
-    """Where the weights come from, and what is done to them, in order."""
+    """Where the weights come from, and what is done to them, in order.
+
+    `keep_source: false` removes what was downloaded as soon as all that is made from it is made: the disk
+    then holds the output and about two source files at a time. It is no part of the checkpoint's id.
+    """
 
     source: Source
     transforms: list[Transform] = Field(default_factory=list)
+    keep_source: bool = True
 
     def plan(self) -> list[dict[str, Any]]:
         """The transforms as a job's plan has them: `{"name": …}` with the arguments beside it."""

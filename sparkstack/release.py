@@ -125,5 +125,13 @@ def release_id(
     )
 
 
-TRANSFORM_VERSIONS = {"register_mtp": 1, "reshard": 1}
+TRANSFORM_VERSIONS = {
+    "register_mtp": 1,
+    "reshard": 2,
+    "graft_fp8": 1,
+    "turboquant_metadata": 1,
+    "fp8_dense": 1,
+    "draft_vocab": 1,
+    "ngram_table": 1,
+}
 """Raised when a transform's product changes: the package `onhost` has the code, and a test compares."""

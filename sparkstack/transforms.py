@@ -51,7 +51,15 @@ class TurboquantMetadata(Strict):
     option `kv_cache_dtype`."""
 
     name: Literal["turboquant_metadata"] = "turboquant_metadata"
-    recipe: Literal["turboquant35", "turboquant25", "turboquant_asym", "q8k_tq35v", "q8k_tq25v"]
+    recipe: Literal[
+        "turboquant35",
+        "turboquant25",
+        "turboquant_asym",
+        "turboquant_q8k_tq35v",
+        "turboquant_q8k_tq25v",
+        "q8k_tq35v",
+        "q8k_tq25v",
+    ]
 
 
 class Fp8Dense(Strict):
@@ -66,17 +74,20 @@ class Fp8Dense(Strict):
 
 class DraftVocab(Strict):
     """A draft head of the `size` most used token ids (FR-Spec). `counts` names the file with one count an
-    id; special and byte tokens are always among them unless `pin_special` is false."""
+    id, of the checkpoint or of `donor`; without it the lowest ids are taken. Special and byte tokens are
+    always among them unless `pin_special` is false."""
 
     name: Literal["draft_vocab"] = "draft_vocab"
     size: int = Field(default=65536, ge=1)
     output: Literal["bf16", "fp8", "nvfp4"] = "bf16"
     counts: str | None = Field(default=None, min_length=1)
     pin_special: bool = True
+    donor: Donor | None = None
 
 
 class NgramTable(Strict):
-    """Leave the n-gram table in its files, and write the map from a row to its place."""
+    """Leave the n-gram table in its files, and write the map from a row to its place. The last transform
+    that writes those files anew must come before it."""
 
     name: Literal["ngram_table"] = "ngram_table"
     expect_rows: int | None = Field(default=None, ge=1)

@@ -7,8 +7,9 @@ from pathlib import Path
 from pyinfra import host
 from pyinfra.api import deploy, operation
 
+from sparkstack.knobs import switched_on
 from tasks import drift, share
-from tasks.facts import Json
+from tasks.facts import CheckpointFaults, Json
 from tasks.files import Commands, ManagedFile
 from tasks.operations import managed_files
 from tasks.remote import fail, job
@@ -34,15 +35,17 @@ def hub_token(site: Site) -> Commands:
 def staged(site: Site) -> Commands:
     """Download at the pinned revision and transform on the head, as a job that a later run can join.
 
-    No-op when the checkpoint's folder has its manifest, which is written last.
+    No-op when the checkpoint's folder has its manifest, which is written last, and its files are as that
+    says. The job makes damaged files anew, and only those.
     """
     if not site.is_head:
         return
     manifest = host.get_fact(Json, path=f"{site.checkpoint_dir}/manifest.json")
-    if manifest and manifest.get("id") == site.checkpoint_id:
+    if not (manifest and manifest.get("id") == site.checkpoint_id):
+        drift.differs(f"{site.checkpoint_dir}/manifest.json", "absent or of another checkpoint", "staged")
+    elif not _damaged(site):
         host.noop(f"checkpoint {site.checkpoint_id} is staged")
         return
-    drift.differs(f"{site.checkpoint_dir}/manifest.json", "absent or of another checkpoint", "staged")
     source = site.recipe.checkpoint.source
     yield from job(
         {
@@ -58,28 +61,48 @@ def staged(site: Site) -> Commands:
                 "allow": source.allow,
             },
             "transforms": site.transforms,
+            "keep_source": site.recipe.checkpoint.keep_source,
+            "hashes": _hashes(),
             "downloads_dir": f"{site.data.state_dir}/downloads",
             "checkpoints_dir": site.checkpoints_dir,
         }
     )
 
 
+def _hashes() -> bool:
+    """Does this run read all contents (`--data hashes=yes`)?"""
+    return switched_on(host.data, "hashes")
+
+
+def _damaged(site: Site) -> bool:
+    """Is a file of this host's checkpoint not as its manifest says? What is, is told as drift."""
+    faults = host.get_fact(
+        CheckpointFaults, python=site.python, folder=site.checkpoint_dir, hashes=_hashes()
+    )
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        drift.differs(site.checkpoint_dir, "; ".join(faults[:3]) + more, "files as its manifest says")
+    return bool(faults)
+
+
 @operation()
 def received(site: Site) -> Commands:
     """Receive the head's checkpoint over the fabric, each file checked against the manifest.
 
-    No-op when this host's manifest equals the head's.
+    No-op when this host's manifest equals the head's and its files are as that says; of a damaged
+    checkpoint the damaged files are received.
     """
     if site.is_head:
         return
     path = f"{site.checkpoint_dir}/manifest.json"
     wanted = site.head.get_fact(Json, path=path)
-    if wanted and host.get_fact(Json, path=path) == wanted:
+    if not (wanted and host.get_fact(Json, path=path) == wanted):
+        drift.differs(
+            path, "absent or another manifest", "the head's manifest" if wanted else "staged on the head"
+        )
+    elif not _damaged(site):
         host.noop(f"checkpoint {site.checkpoint_id} is the head's")
         return
-    drift.differs(
-        path, "absent or another manifest", "the head's manifest" if wanted else "staged on the head"
-    )
     yield from share.fetch(
         site,
         {
@@ -89,7 +112,9 @@ def received(site: Site) -> Commands:
             "id": site.checkpoint_id,
             "checkpoints_dir": site.checkpoints_dir,
             "streams": 4,
+            "hashes": _hashes(),
         },
+        chain=True,
     )
 
 

@@ -80,6 +80,21 @@ class Json(FactBase[Any]):
             return None
 
 
+class CheckpointFaults(FactBase[list[str] | None]):
+    """Returns what is wrong with a checkpoint's files, a line each, [] where nothing is; None where it could
+    not be looked at. Headers, sizes and small files; `hashes`: all contents."""
+
+    def command(self, python: str, folder: str, hashes: bool) -> str:
+        words = [python, "-m", "onhost", "verify", "--checkpoint", folder, *(["--hashes"] if hashes else [])]
+        return f"[ -x {shlex.quote(python)} ] && {{ {shlex.join(words)} 2>&1; echo status=$?; }}; true"
+
+    def process(self, output: list[str]) -> list[str] | None:
+        lines = [line.strip() for line in output if line.strip()]
+        if not lines or lines[-1] not in ("status=0", "status=1"):
+            return None
+        return [] if lines[-1] == "status=0" else lines[:-1]
+
+
 class UnitState(FactBase[str]):
     """Returns a unit's ActiveState: active, activating, inactive, failed, …"""
 
@@ -183,7 +198,7 @@ class Survey(FactBase[dict[str, Any]]):
     parent, "file_system" the name of what they are on; Docker's own root ("docker_root") is added.
     `port`: a TCP port; its owner is "free", "sparkstack" (our serving unit) or the listening process with its
     unit or container; "serving" is "yes" where a rank of ours runs. `account`: a user; its number or "none".
-    `downloads`: a folder; "downloaded" is how many bytes are in it.
+    `downloads`: folders with ":" between; "downloaded" is how many bytes they take on the disk.
     "kernels" is `{version: words}` of /lib/modules, "log" the suspicious lines of the kernel's journal.
     """
 

@@ -91,7 +91,7 @@ def _survey_arguments(site: Site) -> dict[str, Any]:
     return {
         "paths": paths,
         "port": site.recipe.serve.port,
-        "downloads": site.downloads_dir,
+        "downloads": f"{site.downloads_dir}:{site.downloads_dir}.parts:{site.checkpoint_dir}.partial",
         "account": site.user,
     }
 
@@ -105,7 +105,11 @@ def _wanted(site: Site, survey: dict[str, Any]) -> Wanted:
         downloaded_bytes=_number(survey, "downloaded") or 0,
     )
     need = disk_need.need(
-        site.recipe.budget, transformed=bool(site.transforms), head=site.is_head, staged=staged
+        site.recipe.budget,
+        transformed=bool(site.transforms),
+        head=site.is_head,
+        staged=staged,
+        keep_source=site.recipe.checkpoint.keep_source,
     )
     disk = {site.data.state_dir: need.weights}
     if need.image is not None:

@@ -18,6 +18,7 @@ from pyinfra import inventory
 from pyinfra.api.exceptions import PyinfraError
 
 from sparkstack import launch, nccl, recipe, release, releases, topology
+from sparkstack.distribution import Distribution
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.fabric import FabricPlan, Interface
 from sparkstack.stages import select
@@ -166,6 +167,19 @@ class Site:
     @property
     def head_fabric_address(self) -> str:
         return nccl.host_address(self.fabric, self.head.name, management_address(self.head))
+
+    @property
+    def names(self) -> list[str]:
+        return [host.name for host in self.hosts]
+
+    @property
+    def management(self) -> dict[str, str]:
+        """Each host's address on the management network."""
+        return {host.name: management_address(host) for host in self.hosts}
+
+    @property
+    def distribution(self) -> Distribution:
+        return self.data.distribution  # type: ignore[no-any-return]
 
     # What each rank launches.
 

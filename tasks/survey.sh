@@ -1,5 +1,6 @@
-# What preflight judges of a host, as KEY=VALUE lines. Arguments: the port to serve on, the folder of what is
-# downloaded ("" for none), who works there ("" for nobody), then folders that will need room. Nothing here changes anything, and nothing
+# What preflight judges of a host, as KEY=VALUE lines. Arguments: the port to serve on, the folders of what is
+# downloaded or made already (":" between, "" for none), who works there ("" for nobody), then folders that
+# will need room. Nothing here changes anything, and nothing
 # fails: what cannot be asked stays empty.
 port=$1
 downloads=$2
@@ -30,7 +31,9 @@ for folder in "$@" "$docker_root"; do
     while [ ! -e "$at" ]; do at=$(dirname "$at"); done
     echo "disk:$folder=$(df -PB1 "$at" | awk 'NR==2 {print $4 " " $6}')"
 done
-[ -z "$downloads" ] || echo "downloaded=$(du -sb "$downloads" 2>/dev/null | cut -f1)"
+# Blocks, not lengths: a file that is being fetched has its full length from the start.
+# shellcheck disable=SC2086  # several folders
+[ -z "$downloads" ] || echo "downloaded=$(IFS=:; du -scB1 $downloads 2>/dev/null | tail -n 1 | cut -f1)"
 
 # A rank of ours that runs holds the memory, whether or not it is the one with the port.
 ! docker ps -q --filter 'name=^sparkstack-serve$' 2>/dev/null | grep -q . || echo "serving=yes"

@@ -1,28 +1,34 @@
-"""Job checkpoint: download, transform, verify, and only then a folder with the final name.
+"""Job checkpoint: what has to be made is planned from headers, then downloaded and made, file by file.
 
-Also the command verify.
+Only a folder whose files are all on the disk, hashed and listed in its manifest gets the final name. A
+finished checkpoint whose files were damaged since is mended: just those files are made again.
 """
 
 from __future__ import annotations
 
-import fcntl
-import re
+import hashlib
+import json
 import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onhost.files import fsync_path, fsync_tree, need_space, write_json
+from onhost.files import need_space, size_text
 from onhost.jobs import Job
+from onhost.locks import Held, exclusive
 from onhost.plan import JobError
 from onhost.staging import manifest as manifests
-from onhost.staging.download import download, forget
-from onhost.staging.hub import HubFile, Metadata, Source
-from onhost.staging.manifest import MANIFEST, Manifest
-from onhost.staging.model_index import View
-from onhost.staging.transforms import apply_steps, folder_view, read_steps
+from onhost.staging.catalog import CONTENT, SOURCE, FileInfo, Need
+from onhost.staging.chain import Chained, Step, chain
+from onhost.staging.download import Downloads, Origin, tidy
+from onhost.staging.folder import Standing, checkpoint_id, claimed, publish, replace_files, standing
+from onhost.staging.graph import Graph, disk_limit, graph_of
+from onhost.staging.manifest import MANIFEST
+from onhost.staging.pipeline import Journal, Pipeline
+from onhost.staging.source import Source
+from onhost.staging.transforms import read_steps
 
 
 def build(job: Job) -> dict[str, Any]:
@@ -31,123 +37,197 @@ def build(job: Job) -> dict[str, Any]:
     source = Source.read(plan.sub("source"))
     steps = read_steps(plan.subs("transforms"))
     checkpoints, id = plan.path("checkpoints_dir"), checkpoint_id(plan.text("id"))
-    with claimed(checkpoints, id):
-        done = finished(job, checkpoints / id)
-        if done is not None:
-            return done.value()
-        partial = checkpoints / f"{id}.partial"
-        for left in [partial, *checkpoints.glob(f"{id}.partial.step*")]:
-            _remove(left)  # a transform takes minutes and starts afresh; the download beside it goes on
-        view = download(job, source, plan.path("downloads_dir"))
-        new = sum(step.space(view) for step in steps)
-        need_space(checkpoints, new, "the transformed files")
-        apply_steps(view, steps, partial, job.progress)
-        manifest = _seal(job, id, partial, view, source, [step.described() for step in steps])
-        publish(partial, checkpoints / id, manifest)
+    final = checkpoints / id
+    with claimed(checkpoints, id), ExitStack() as locks:
+        found = standing(job, final)
+        if found is not None and not found.damaged:
+            if _journal(final).exists():  # a run was killed after its work was done
+                _lock(job, source, steps, locks)
+                _tidy(job, source, steps, final)
+            return found.manifest.value()
+        _lock(job, source, steps, locks)
+        work = _planned(job, source, steps)
+        if found is not None:
+            _mend(job, final, found, work)
+            _tidy(job, source, steps, final)
+            return found.manifest.value()
+        partial = final.with_name(f"{id}.partial")
+        inputs = work.inputs()
+        described = [step.described() for step in steps]
+        journal = Journal(_journal(final), partial, _stamp(described, inputs))
+        _carry_out(job, work, partial, journal)
+        manifest = manifests.make(
+            id,
+            {"repo": source.repo, "revision": source.revision},
+            described,
+            journal.files,
+            inputs,
+            {n: manifests.header_sha256(partial / n) for n in journal.files if n.endswith(".safetensors")},
+        )
+        publish(partial, final, manifest)
+        _tidy(job, source, steps, final)
         return manifest.value()
 
 
-def checkpoint_id(id: str) -> str:
-    """The id itself, as long as it is a plain folder name; else JobError."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", id):
-        raise JobError(
-            f"found the checkpoint id {id!r}; wanted letters, digits, '-'; correct the plan's maker"
-        )
-    return id
+@dataclass
+class _Work:
+    """What a job is about to do: the planned files, where their bytes come from, and how they come."""
+
+    chained: Chained
+    origins: dict[str, Origin]
+    downloads: Downloads
+    keep_source: bool
+
+    def graph(self, done: Iterable[str] = ()) -> Graph:
+        """The tasks for all files but those of `done`."""
+        sizes = {
+            Need(key, name): file.size
+            for key, origin in self.origins.items()
+            for name, file in origin.files.items()
+        }
+        return graph_of(self.chained, sizes, done)
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """Each repository with the files that the checkpoint is made from, as the manifest lists them."""
+        used = self.graph().sources
+        found = []
+        for key, origin in self.origins.items():
+            names = sorted(need.file for need in used if need.origin == key)
+            files = {name: origin.files[name].described() for name in names}
+            found.append({"repo": origin.source.repo, "revision": origin.source.revision, "files": files})
+        return found
 
 
-@contextmanager
-def claimed(checkpoints: Path, id: str) -> Iterator[None]:
-    """Only one job makes a checkpoint at a time, whichever kind it is."""
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    with (checkpoints / f".{id}.lock").open("a") as lock:
+def _sources(source: Source, steps: Sequence[Step]) -> dict[str, Source]:
+    """The recipe's own revision and the donors', by what needs call them."""
+    donors = [donor for step in steps for donor in step.donors]
+    return {SOURCE: source} | {
+        donor.origin: replace(source, repo=donor.repo, revision=donor.revision, allow=None)
+        for donor in donors
+    }
+
+
+def _lock(job: Job, source: Source, steps: Sequence[Step], locks: ExitStack) -> None:
+    """Nobody else may work on these downloads; JobError that names who does."""
+    for one in _sources(source, steps).values():
+        home = job.plan.path("downloads_dir") / one.repo.replace("/", "--")
+        home.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            locks.enter_context(exclusive(home / f".{one.revision}.lock"))
+        except Held as held:
             raise JobError(
-                f"found another job at work on checkpoint {id}; wanted to be alone; wait for it and run again"
+                f"found another job at work on the files of {one.repo} ({held}); wanted to be alone; "
+                "wait for it and run again"
             ) from None
-        yield
 
 
-def finished(job: Job, folder: Path) -> Manifest | None:
-    """The manifest of a checkpoint that stands already; None without one, JobError if it is broken."""
-    if not folder.exists():
-        return None
-    if not (folder / MANIFEST).exists():
-        # The manifest is the only mark of "done": what lies here without one are parts, and checked as such.
-        partial = folder.with_name(f"{folder.name}.partial")
-        if partial.exists():
-            shutil.rmtree(folder)
-        else:
-            folder.rename(partial)
-        return None
-    manifest = manifests.read(folder)
-    faults = manifests.quick_faults(folder, manifest)
-    if faults:
+def _planned(job: Job, source: Source, steps: Sequence[Step]) -> _Work:
+    """Lists the repositories, reads the headers, and lets the transforms plan. No weight is downloaded."""
+    downloads_dir = job.plan.path("downloads_dir")
+    keep_source = job.plan.flag("keep_source", True)
+    origins = {key: Origin(job, one, downloads_dir) for key, one in _sources(source, steps).items()}
+    downloads = Downloads(job, source)
+    for origin in origins.values():
+        origin.look(job)
+    if MANIFEST in origins[SOURCE].files:
         raise JobError(
-            f"found {folder} damaged ({'; '.join(faults[:3])}); wanted what its manifest says; "
-            "stop what serves it, move the folder away and run again"
+            f"found a file {MANIFEST} in {source.repo}; wanted that name free; leave it out by `allow`"
         )
-    job.progress.stage("done", manifest.bytes, "B", "the checkpoint stands already", done=manifest.bytes)
-    return manifest
+    catalogs = {
+        key: _catalog(origin, downloads, not keep_source) if steps else _listing(origin)
+        for key, origin in origins.items()
+    }
+    base = catalogs.pop(SOURCE)
+    return _Work(chain(base, steps, catalogs), origins, downloads, keep_source)
 
 
-def publish(partial: Path, final: Path, manifest: Manifest) -> None:
-    """Gives a complete folder its final name: content to the disk, then the manifest, then the rename."""
-    fsync_tree(partial)
-    write_json(partial / MANIFEST, manifest.raw)
-    partial.rename(final)
-    fsync_path(final.parent)
+def _listing(origin: Origin) -> dict[str, FileInfo]:
+    """A catalog without headers, where nothing reads them."""
+    return {name: FileInfo(file.size, file.sha256) for name, file in origin.files.items()}
 
 
-def _remove(folder: Path) -> None:
-    if folder.is_dir():
-        shutil.rmtree(folder)
+def _catalog(origin: Origin, downloads: Downloads, keep_headers: bool) -> dict[str, FileInfo]:
+    contents = [name for name in origin.files if CONTENT.fullmatch(name)]
+    missing = [name for name in contents if not (origin.folder / name).is_file()]
+    if missing:
+        downloads.fetch([origin.wanted(name) for name in missing], lambda _count: None)
+    weights = [name for name in origin.files if name.endswith(".safetensors")]
+    headers = downloads.headers(origin, weights, keep_headers)
+    return {
+        name: FileInfo(
+            file.size,
+            file.sha256,
+            headers.get(name),
+            (origin.folder / name).read_bytes() if name in contents else None,
+        )
+        for name, file in origin.files.items()
+    }
 
 
-def _seal(
-    job: Job, id: str, partial: Path, view: View, source: Source, transforms: list[dict[str, Any]]
-) -> Manifest:
-    """Hashes the result. Files that are the hub's own are held against the hub's hashes once more."""
-    made = folder_view(partial)
-    if MANIFEST in made:
+def _carry_out(job: Job, work: _Work, folder: Path, journal: Journal, whole: Iterable[str] = ()) -> None:
+    """Makes what neither the journal nor `whole` has; says beforehand what that takes."""
+    graph = work.graph({*journal.files, *whole})
+    here = {need for need in graph.sources if (work.origins[need.origin].folder / need.file).is_file()}
+    fetch = sum(size for need, size in graph.sources.items() if need not in here)
+    write = sum(task.written for task in graph.tasks.values())
+    limit = disk_limit(graph, work.keep_source)
+    job.progress.stage(
+        "plan",
+        None,
+        "B",
+        f"{size_text(fetch)} to download, {size_text(write)} to write; "
+        f"at most {size_text(limit)} on the disk at a time",
+        done=limit,
+    )
+    held = sum(graph.sources[need] for need in here) + sum(o.held() for o in work.origins.values())
+    downloads = work.origins[SOURCE].folder
+    if downloads.stat().st_dev == folder.stat().st_dev:
+        need_space(folder, limit - held, f"checkpoint {job.plan.text('id')}")
+    else:  # links between two file systems are copies
+        need_space(downloads, fetch, "the files to download")
+        need_space(folder, sum(task.info.size for task in graph.tasks.values()), "the files to write")
+    Pipeline(job, graph, work.origins, work.downloads, folder, journal, work.keep_source).run()
+
+
+def _mend(job: Job, final: Path, found: Standing, work: _Work) -> None:
+    """Makes the damaged files alone, holds them against the manifest, and puts them in their places."""
+    names = {output.name for output in work.chained.outputs}
+    if names != set(found.manifest.files):
         raise JobError(
-            f"found a file {MANIFEST} in the checkpoint; wanted that name free; leave it out by `allow`"
+            f"found {final} with other files than this recipe makes; wanted the same; stop what serves it, "
+            "move the folder away and run again"
         )
-    total = sum(path.stat().st_size for path in made.values())
-    job.progress.stage("verify", total, "B", f"{len(made)} files")
-    hashes = manifests.hash_files(made.values(), job.progress.add)
-    announced = _announced(job, source)
-    for name, path in made.items():
-        unchanged = name in view and view[name].exists() and path.samefile(view[name])
-        expected = announced.get(name)
-        if unchanged and expected is not None and expected.sha256 not in {None, hashes[path]}:
-            forget(source, job.plan.path("downloads_dir"), name)
+    repaired = final.with_name(f"{final.name}.repair")
+    journal = Journal(_journal(final), repaired, f"repair of {', '.join(found.damaged)}")
+    whole = names - set(found.damaged)
+    needed = work.graph(whole).sources
+    for key, origin in work.origins.items():
+        # A damaged file may be one with the download's: what it is made from is hashed, whatever is noted.
+        origin.look(job, [need.file for need in needed if need.origin == key], distrust=True)
+    _carry_out(job, work, repaired, journal, whole)
+    for name in found.damaged:
+        if journal.files[name] != found.manifest.files[name]:
             raise JobError(
-                f"found {name} with another sha256 than the hub announced, after it was right at download; "
-                "wanted a sound disk; the file is removed: run again, it is fetched anew"
+                f"found {name} made anew with another sha256 than {final / MANIFEST} says; wanted the same "
+                "bytes; stop what serves it, move the folder away and run again"
             )
-    files = {name: (path.stat().st_size, hashes[path]) for name, path in made.items()}
-    return manifests.make(id, {"repo": source.repo, "revision": source.revision}, transforms, files)
+    replace_files(final, repaired, found.damaged)
 
 
-def _announced(job: Job, source: Source) -> dict[str, HubFile]:
-    home = job.plan.path("downloads_dir") / source.repo.replace("/", "--")
-    metadata = Metadata.load(home / f"{source.revision}.hub-metadata.json")
-    return {} if metadata is None else metadata.files
+def _journal(final: Path) -> Path:
+    return final.with_name(f".{final.name}.journal")
 
 
-def verify(folder: Path) -> int:
-    """The command: one line a fault on standard output, 1 where there is any; needs no network."""
-    try:
-        manifest = manifests.read(folder)
-    except JobError as error:
-        print(error, file=sys.stderr)
-        return 1
-    lines = manifests.faults(folder, manifest)
-    for line in lines:
-        print(line)
-    if not lines:
-        print(f"{folder.name}: {len(manifest.files)} files, {manifest.bytes} bytes, all as the manifest says")
-    return 1 if lines else 0
+def _stamp(described: Sequence[Mapping[str, Any]], inputs: Sequence[Mapping[str, Any]]) -> str:
+    """Says of which work a journal is: other inputs or transforms, and it does not count."""
+    return hashlib.sha256(json.dumps([described, inputs], sort_keys=True).encode()).hexdigest()
+
+
+def _tidy(job: Job, source: Source, steps: Sequence[Step], final: Path) -> None:
+    """Removes what only the work needed; the journal last, as the sign that this has been done."""
+    for folder in final.parent.glob(f"{final.name}.*"):
+        if folder.is_dir() and folder.name.split(".")[1] in {"partial", "repair"}:
+            shutil.rmtree(folder)
+    for one in _sources(source, steps).values():
+        tidy(one, job.plan.path("downloads_dir"), job.plan.flag("keep_source", True))
+    _journal(final).unlink(missing_ok=True)

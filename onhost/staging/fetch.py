@@ -1,23 +1,32 @@
-"""Job fetch-checkpoint: a finished checkpoint from the head's share, in parallel ranges, verified."""
+"""Job fetch-checkpoint: a finished checkpoint from other Sparks' shares, in parallel ranges, verified.
+
+Where hosts receive in a chain, each takes from the one before it, which may still be receiving itself, and
+from the head where that one fails. Every file is held against the head's manifest.
+"""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from onhost.files import need_space, sha256_of
+from onhost.files import need_space, sha256_of, write_json
 from onhost.jobs import Job
 from onhost.plan import JobError
 from onhost.staging import manifest as manifests
-from onhost.staging.checkpoint import checkpoint_id, claimed, finished, publish
+from onhost.staging.folder import Standing, checkpoint_id, claimed, publish, replace_files, standing
 from onhost.staging.manifest import MANIFEST, Manifest
 from onhost.staging.openers import plain_opener
-from onhost.staging.ranged import SEGMENT, Fetcher, Opener, Transfer, Wanted
+from onhost.staging.ranged import SEGMENT, Fetcher
+from onhost.staging.transfer import Body, Opener, Transfer, Wanted
 
 PARTS = ".parts"
+RECEIVING = ".parts/manifest.json"  # in the partial folder: what is coming, for who takes from here
 PAUSE = 1.0  # s before a second attempt; doubles
 STALL = 30.0  # s without a byte that end an attempt
+PATIENCE = 120.0  # s without any byte that one in a chain may say "not yet"
 LONGEST_MANIFEST = 64 << 20  # bytes
 
 
@@ -25,49 +34,92 @@ def fetch(job: Job) -> dict[str, Any]:
     """The job's function: returns id, bytes and number of files of a checkpoint that stands whole."""
     plan = job.plan
     checkpoints, id = plan.path("checkpoints_dir"), checkpoint_id(plan.text("id"))
-    url, streams = plan.text("url").rstrip("/"), plan.integer("streams", 8)
+    final = checkpoints / id
     with claimed(checkpoints, id):
-        done = finished(job, checkpoints / id)
-        if done is not None:
-            return done.value()
-        token = plan.secret("token_file")
-        opener = plain_opener({"Authorization": f"Bearer {token}"} if token else {}, STALL)
-        base = f"{url}/checkpoints/{id}"
-        job.progress.stage("manifest", None, "B", url)
-        manifest = _manifest(opener, base, id)
+        found = standing(job, final)
+        if found is not None and not found.damaged:
+            shutil.rmtree(_repair(final), ignore_errors=True)  # of a run that was killed at its very end
+            return found.manifest.value()
+        shares = _Shares(job, id)
+        manifest = shares.manifest()
+        if found is not None:
+            _mend(job, final, found, manifest, shares)
+            return manifest.value()
         partial = checkpoints / f"{id}.partial"
         partial.mkdir(exist_ok=True)
+        (partial / RECEIVING).unlink(missing_ok=True)  # nobody may take what has not been looked at
         missing = _missing(job, partial, manifest)
-        held = sum(part.stat().st_blocks * 512 for part in (partial / PARTS).glob("*.part"))
-        need_space(partial, sum(manifest.files[name][0] for name in missing) - held, f"checkpoint {id}")
-        job.progress.stage(
-            "fetch", sum(manifest.files[n][0] for n in missing), "B", f"{len(missing)} files from {url}"
-        )
-        fetcher = Fetcher(
-            opener,
-            partial,
-            partial / PARTS,
-            streams=streams,
-            stop=job.stop,
-            on_bytes=job.progress.add,
-            refusal=lambda status, name, _body: _refusal(status, f"{base}/{name}"),
-            segment=SEGMENT,
-            pause=PAUSE,
-        )
-        fetcher.fetch([_wanted(base, name, manifest) for name in missing])
+        write_json(partial / RECEIVING, manifest.raw)
+        shares.fetch(missing, manifest, partial)
         _clean(partial, manifest)
-        publish(partial, checkpoints / id, manifest)
+        publish(partial, final, manifest)
         return manifest.value()
 
 
-def _wanted(base: str, name: str, manifest: Manifest) -> Wanted:
-    size, sha256 = manifest.files[name]
+def _mend(job: Job, final: Path, found: Standing, manifest: Manifest, shares: _Shares) -> None:
+    """Fetches the damaged files alone."""
+    if found.manifest.files != manifest.files:
+        raise JobError(
+            f"found {final} damaged ({', '.join(found.damaged[:3])}) and of another content than the head's; "
+            "wanted the same files; stop what serves it, move the folder away and run again"
+        )
+    repaired = _repair(final)
+    repaired.mkdir(exist_ok=True)
+    shares.fetch(found.damaged, manifest, repaired)
+    replace_files(final, repaired, found.damaged)
 
-    def check(path: Path) -> str | None:
-        found = sha256_of(path)
-        return None if found == sha256 else f"sha256 {found} (manifest: {sha256})"
 
-    return Wanted(name, f"{base}/{quote(name)}", size, check)
+def _repair(final: Path) -> Path:
+    return final.with_name(f"{final.name}.repair")
+
+
+class _Shares:
+    """The shares that a plan names, in the order in which they are asked; the last one is the head's."""
+
+    def __init__(self, job: Job, id: str) -> None:
+        plan = job.plan
+        self._job, self._id = job, id
+        self._urls = [url.rstrip("/") for url in plan.texts("urls") or [plan.text("url")]]
+        self._streams = plan.integer("streams", 8)
+        token = plan.secret("token_file")
+        self._opener = plain_opener({"Authorization": f"Bearer {token}"} if token else {}, STALL)
+
+    def manifest(self) -> Manifest:
+        """The head's manifest."""
+        self._job.progress.stage("manifest", None, "B", self._urls[-1])
+        return _manifest(self._opener, f"{self._urls[-1]}/checkpoints/{self._id}", self._id)
+
+    def fetch(self, names: Sequence[str], manifest: Manifest, folder: Path) -> None:
+        """Fetches files of the manifest into `folder`, each verified; parts of an earlier run are used."""
+        total = sum(manifest.files[name][0] for name in names)
+        held = sum(part.stat().st_blocks * 512 for part in (folder / PARTS).glob("*.part"))
+        need_space(folder, total - held, f"checkpoint {self._id}")
+        self._job.progress.stage("fetch", total, "B", f"{len(names)} files from {', '.join(self._urls)}")
+        fetcher = Fetcher(
+            self._opener,
+            streams=self._streams,
+            stop=self._job.stop,
+            on_bytes=self._job.progress.add,
+            segment=SEGMENT,
+            pause=PAUSE,
+            stall=STALL,
+            patience=PATIENCE,
+        )
+        fetcher.fetch([self._wanted(name, manifest, folder) for name in names])
+        shutil.rmtree(folder / PARTS, ignore_errors=True)
+
+    def _wanted(self, name: str, manifest: Manifest, folder: Path) -> Wanted:
+        size, sha256 = manifest.files[name]
+        urls = [f"{url}/checkpoints/{self._id}/{quote(name)}" for url in self._urls]
+
+        def check(path: Path) -> str | None:
+            found = sha256_of(path)
+            return None if found == sha256 else f"sha256 {found} (manifest: {sha256})"
+
+        def refused(status: int, _body: Body) -> JobError:
+            return _refusal(status, urls[-1])
+
+        return Wanted(name, urls, size, check, folder / name, folder / PARTS, refused)
 
 
 def _manifest(opener: Opener, base: str, id: str) -> Manifest:
@@ -115,10 +167,11 @@ def _missing(job: Job, partial: Path, manifest: Manifest) -> list[str]:
     if there:
         total = sum((partial / name).stat().st_size for name in there)
         job.progress.stage("check", total, "B", f"{len(there)} files from an earlier run")
-    for name, path in ((name, partial / name) for name in there):
-        size, sha256 = manifest.files[name]
-        if path.stat().st_size != size or sha256_of(path, job.progress.add) != sha256:
-            path.unlink()
+    right = [name for name in there if (partial / name).stat().st_size == manifest.files[name][0]]
+    hashes = manifests.hash_files([partial / name for name in right], job.progress.add)
+    for name in there:
+        if hashes.get(partial / name) != manifest.files[name][1]:
+            (partial / name).unlink()
     return [name for name in manifest.files if not (partial / name).is_file()]
 
 

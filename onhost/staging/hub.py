@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 # Read by huggingface_hub when it is imported: no second transport with a cache of its own, no shared blobs
 # that a local folder would only point to, no bars in the journal, no look at the user's own login.
@@ -19,94 +16,57 @@ os.environ.update(
     HF_HUB_DISABLE_IMPLICIT_TOKEN="1",
 )
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, hf_hub_url, set_client_factory
 from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils._headers import build_hf_headers
+from huggingface_hub.utils._http import default_client_factory
 
-from onhost.files import git_sha1_of, safe_relative, sha256_of, write_json
-from onhost.plan import JobError, Plan
+from onhost.files import safe_relative
+from onhost.plan import JobError
+from onhost.staging.source import HubFile, Source
+from onhost.staging.transfer import LONGEST_WAIT, Transfer, wait_of
 
-PUBLIC = "https://huggingface.co"
-
-
-@dataclass(frozen=True)
-class Source:
-    """A revision of a repository, and how to reach it. The token is never shown."""
-
-    repo: str
-    revision: str
-    endpoint: str
-    token: str | None
-    allow: tuple[str, ...] | None
-
-    @classmethod
-    def read(cls, plan: Plan) -> Source:
-        """From a plan's `source`; JobError where the revision is not pinned to a commit."""
-        repo, revision = plan.text("repo"), plan.text("revision")
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", repo) or ".." in repo:
-            raise JobError(f"found the repository {repo!r}; wanted org/name; correct the recipe")
-        if not re.fullmatch(r"[0-9a-f]{40}", revision):
-            raise JobError(
-                f"found the revision {revision!r} for {repo}; wanted a commit (40 hex digits), since a "
-                "branch moves; "
-                "take it from the repository's history"
-            )
-        endpoint = (plan.maybe_text("endpoint") or os.environ.get("HF_ENDPOINT") or PUBLIC).rstrip("/")
-        allow = plan.texts("allow")
-        return cls(
-            repo, revision, endpoint, plan.secret("token_file"), None if allow is None else tuple(allow)
-        )
+API_TIMEOUT = 30.0  # s without a byte of an answer
 
 
-@dataclass(frozen=True)
-class HubFile:
-    """A file as the hub describes it: bytes, git blob id, and for large files SHA-256."""
+class _TooBusy(Exception):
+    """The hub asks for a longer wait than a run should sit through."""
 
-    size: int
-    blob_id: str
-    sha256: str | None
-
-    def fault(self, path: Path) -> str | None:
-        """None where the file at `path` is this one, else what is wrong."""
-        size = path.stat().st_size
-        if size != self.size:
-            return f"{size} bytes (announced: {self.size})"
-        if self.sha256 is not None:
-            found = sha256_of(path)
-            return None if found == self.sha256 else f"sha256 {found} (announced: {self.sha256})"
-        found = git_sha1_of(path)
-        return None if found == self.blob_id else f"git blob id {found} (announced: {self.blob_id})"
+    def __init__(self, response: Any) -> None:
+        super().__init__("the hub asks to wait")
+        self.response = response
 
 
-@dataclass
-class Metadata:
-    """`<revision>.hub-metadata.json`: the whole revision's files, and which of them were verified here.
+def _client() -> Any:
+    """The hub client's own HTTP client, which by itself waits for ever, and as long as a server asks."""
+    client = default_client_factory()
 
-    `verified` maps a name to [size, mtime in ns] at the time when its hash was right.
-    """
+    def limit(request: Any) -> None:
+        asked = request.extensions.get("timeout") or dict.fromkeys(("connect", "read", "write", "pool"))
+        request.extensions["timeout"] = {k: API_TIMEOUT if v is None else v for k, v in asked.items()}
 
-    path: Path
-    files: dict[str, HubFile]
-    verified: dict[str, list[int]]
+    def judge(response: Any) -> None:
+        asked = wait_of(response.headers.get("retry-after"), response.headers.get("ratelimit"))
+        if response.status_code in {429, 503} and asked > LONGEST_WAIT:
+            raise _TooBusy(response)
 
-    @classmethod
-    def load(cls, path: Path) -> Metadata | None:
-        """From an earlier run; None where there is none or it cannot be used."""
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if data["format"] != 1:
-                return None
-            files = {safe_relative(name): HubFile(**info) for name, info in data["files"].items()}
-            return cls(path, files, {name: list(stamp) for name, stamp in data["verified"].items()})
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return None
+    hooks = client.event_hooks
+    client.event_hooks = {"request": [*hooks["request"], limit], "response": [*hooks["response"], judge]}
+    return client
 
-    def save(self, source: Source) -> None:
-        """Writes it atomically."""
-        data: dict[str, Any] = {"format": 1, "repo": source.repo, "revision": source.revision}
-        data["files"] = {name: asdict(file) for name, file in sorted(self.files.items())}
-        data["verified"] = dict(sorted(self.verified.items()))
-        write_json(self.path, data)
+
+set_client_factory(_client)
+
+
+def file_url(source: Source, name: str) -> str:
+    """Where a file of the revision is."""
+    return hf_hub_url(source.repo, name, revision=source.revision, endpoint=source.endpoint)
+
+
+def request_headers(source: Source) -> dict[str, str]:
+    """What a request for a file carries: the client's name, and the token where there is one."""
+    return dict(build_hf_headers(token=source.token or False))
 
 
 def list_files(source: Source) -> dict[str, HubFile]:
@@ -149,6 +109,22 @@ def refusal_of(error: BaseException, source: Source) -> JobError:
     )
 
 
+def lost(error: Transfer, source: Source, name: str) -> JobError | None:
+    """The line for files that lie on another host than the hub's API and cannot be had from there.
+
+    A mirror may answer for the API and send to the public hub's data hosts, which it does not stand in for.
+    None where it was the endpoint itself that failed.
+    """
+    home = urlsplit(source.endpoint).hostname
+    if error.host is None or error.host == home:
+        return None
+    return JobError(
+        f"found {source.endpoint} sending to {error.host} for {name}, and {error.host} not reachable "
+        f"({error}); wanted the file's bytes; use a mirror that holds the files itself, "
+        f"or let this host reach {error.host}"
+    )
+
+
 def refusal(
     status: int,
     source: Source,
@@ -179,7 +155,7 @@ def refusal(
             "check name and revision in the recipe"
         )
     if status == 429:
-        later = f"in {retry_after} s" if retry_after else "later"
+        later = f"in {retry_after} s" if (retry_after or "").isdigit() else "later"
         return JobError(
             f"found HTTP 429 (too many requests) for {what} at {source.endpoint} {by}; wanted the file; "
             f"run again {later}, or set a hub token, which has a higher limit"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from onhost.plan import JobError
-from onhost.staging.safetensors import Header, Piece, read_header
+from onhost.staging.catalog import Catalog
+from onhost.staging.safetensors import Header, Tensor
 
 INDEX = "model.safetensors.index.json"
-View = Mapping[str, Path]  # relative name → where its bytes are; what a transform reads
 
 
 @dataclass
@@ -25,20 +24,35 @@ class Index:
     def content(self) -> bytes:
         """The file's bytes; names sorted, so that equal content is equal bytes."""
         data = {"metadata": self.metadata, "weight_map": dict(sorted(self.weight_map.items()))}
-        return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+        return json_bytes(data)
 
 
-def read_index(view: View) -> Index | None:
-    """The view's index, or None where it has none; JobError where it is not one."""
-    if INDEX not in view:
+def read_json(catalog: Catalog, name: str) -> dict[str, Any] | None:
+    """A small JSON file's object, or None where there is no such file; JobError where it is not an object."""
+    if name not in catalog:
         return None
-    wanted = f"wanted a weight_map of names to files; remove {view[INDEX]} and fetch it again"
+    wanted = f"wanted a JSON object; remove {name} and fetch it again"
     try:
-        data = json.loads(view[INDEX].read_text(encoding="utf-8"))
+        data = json.loads((catalog[name].content or b"").decode("utf-8"))
     except ValueError as error:
-        raise JobError(f"found {INDEX} that is not JSON ({error}); {wanted}") from None
-    weight_map = data.get("weight_map") if isinstance(data, dict) else None
-    metadata = data.get("metadata") or {} if isinstance(data, dict) else {}
+        raise JobError(f"found {name} that is not JSON ({error}); {wanted}") from None
+    if not isinstance(data, dict):
+        raise JobError(f"found {type(data).__name__} in {name}; {wanted}")
+    return data
+
+
+def json_bytes(data: Mapping[str, Any]) -> bytes:
+    """A JSON file's bytes, readable; keys in the order they have."""
+    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def read_index(catalog: Catalog) -> Index | None:
+    """The catalog's index, or None where it has none; JobError where it is not one."""
+    data = read_json(catalog, INDEX)
+    if data is None:
+        return None
+    wanted = f"wanted a weight_map of names to files; remove {INDEX} and fetch it again"
+    weight_map, metadata = data.get("weight_map"), data.get("metadata") or {}
     if not isinstance(weight_map, dict) or not isinstance(metadata, dict):
         raise JobError(f"found {INDEX} without a weight_map; {wanted}")
     if not all(isinstance(file, str) for file in weight_map.values()):
@@ -46,28 +60,37 @@ def read_index(view: View) -> Index | None:
     return Index(weight_map, metadata)
 
 
-def weight_files(view: View, index: Index | None) -> list[str]:
+def weight_files(catalog: Catalog, index: Index | None) -> list[str]:
     """The weight files: what the index names, and others at the top that are no second copy of the model."""
     named = set() if index is None else set(index.weight_map.values())
     return sorted(
         name
-        for name in view
+        for name in catalog
         if name in named
         or (name.endswith(".safetensors") and "/" not in name and not name.startswith("consolidated"))
     )
 
 
-def read_headers(view: View, index: Index | None) -> dict[str, Header]:
+def weight_headers(catalog: Catalog, index: Index | None) -> dict[str, Header]:
     """Headers of all weight files by name, in name order."""
-    return {name: read_header(view[name]) for name in weight_files(view, index)}
+    headers: dict[str, Header] = {}
+    for name in weight_files(catalog, index):
+        header = catalog[name].header
+        if header is None:
+            raise JobError(
+                f"found weights in {name}, which is no safetensors file; wanted safetensors alone; "
+                "leave it out with the source's allow list"
+            )
+        headers[name] = header
+    return headers
 
 
-def check_index(index: Index, headers: Mapping[str, Header]) -> dict[str, Piece]:
-    """Each indexed tensor with its bytes.
+def check_index(index: Index, headers: Mapping[str, Header]) -> dict[str, Tensor]:
+    """Each indexed tensor, as the file that the index names has it.
 
     JobError where the index names a file or tensor that is not there.
     """
-    pieces: dict[str, Piece] = {}
+    found: dict[str, Tensor] = {}
     held = {file: {tensor.name: tensor for tensor in header.tensors} for file, header in headers.items()}
     for name, file in index.weight_map.items():
         if file not in held:
@@ -79,5 +102,22 @@ def check_index(index: Index, headers: Mapping[str, Header]) -> dict[str, Piece]
                 f"found no tensor {name} in {file} though {INDEX} says so; wanted it there; "
                 "report it to the checkpoint's maker or pin another revision"
             )
-        pieces[name] = Piece(held[file][name], headers[file])
-    return pieces
+        found[name] = held[file][name]
+    return found
+
+
+def index_of_all(headers: Mapping[str, Header]) -> Index:
+    """What an engine loads where there is no index: every file.
+
+    A name twice would be a guess, hence an error.
+    """
+    weight_map: dict[str, str] = {}
+    for file, header in headers.items():
+        for tensor in header.tensors:
+            if tensor.name in weight_map:
+                raise JobError(
+                    f"found tensor {tensor.name} in {weight_map[tensor.name]} and in {file} and no {INDEX}; "
+                    "wanted one; leave one of the files out with the source's allow list"
+                )
+            weight_map[tensor.name] = file
+    return Index(weight_map)

@@ -16,7 +16,7 @@ import httpx
 
 from onhost.files import CHUNK
 from onhost.plan import JobError
-from onhost.staging.ranged import Answer, Opener, Transfer
+from onhost.staging.transfer import Answer, Opener, Transfer
 
 _NETWORK = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
 
@@ -39,11 +39,21 @@ def httpx_opener(client: httpx.Client, headers: Mapping[str, str]) -> Opener:
 
                 yield Answer(answer.status_code, answer.headers, pieces)
         except httpx.TimeoutException as error:
-            raise Transfer(f"no byte for {client.timeout.read:g} s ({type(error).__name__})") from None
+            what = f"no byte for {client.timeout.read:g} s ({type(error).__name__})"
+            raise Transfer(what, _host(error, url)) from None
         except httpx.TransportError as error:
-            raise Transfer(f"'{error or type(error).__name__}' from {urlsplit(url).hostname}") from None
+            host = _host(error, url)
+            raise Transfer(f"'{error or type(error).__name__}' from {host}", host) from None
 
     return opened
+
+
+def _host(error: httpx.TransportError, url: str) -> str:
+    """Who did not answer: after a redirect another host than that of `url`."""
+    try:
+        return error.request.url.host
+    except RuntimeError:  # the client did not say
+        return urlsplit(url).hostname or url
 
 
 def plain_opener(headers: Mapping[str, str], timeout: float) -> Opener:

@@ -7,41 +7,33 @@ index.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from onhost.files import link_or_copy, write_atomic
 from onhost.plan import JobError
-from onhost.staging.model_index import INDEX, View, check_index, read_headers, read_index
-
-if TYPE_CHECKING:
-    from onhost.staging.transforms import Meter
+from onhost.staging.catalog import Catalog
+from onhost.staging.model_index import INDEX, check_index, read_index, weight_headers
+from onhost.staging.outputs import Planned, kept, text
 
 VERSION = 1
 
 
-def register_mtp(view: View, target: Path, meter: Meter) -> None:
-    """Fills `target` with the view's files and an index that names all tensors; equal bytes if none lacked.
+def register_mtp(catalog: Catalog, _donors: Any = None) -> Planned:
+    """The same files with an index that names all tensors; the index's own bytes where none lacked.
 
     Without an index there is nothing to register: an engine then reads every file. JobError where two files
     hold a tensor that the index gives to neither, or where the index and the files contradict each other.
     """
-    meter.stage("register_mtp", len(view), "files", "reading headers")
-    new_index = _completed_index(view)
-    for name, path in view.items():
-        if name == INDEX and new_index is not None:
-            write_atomic(target / name, new_index)
-        else:
-            link_or_copy(path, target / name)
-        meter.add(1)
+    index = _completed_index(catalog)
+    outputs = [kept(name, info) for name, info in catalog.items() if index is None or name != INDEX]
+    return Planned((*outputs, *([] if index is None else [text(INDEX, index)])))
 
 
-def _completed_index(view: View) -> bytes | None:
-    index = read_index(view)
+def _completed_index(catalog: Catalog) -> bytes | None:
+    index = read_index(catalog)
     if index is None:
         return None
-    headers = read_headers(view, index)
-    sizes = {name: piece.tensor.size for name, piece in check_index(index, headers).items()}
+    headers = weight_headers(catalog, index)
+    sizes = {name: tensor.size for name, tensor in check_index(index, headers).items()}
     added: dict[str, str] = {}
     for file, header in headers.items():
         for tensor in header.tensors:
@@ -50,8 +42,7 @@ def _completed_index(view: View) -> bytes | None:
             if tensor.name in added:
                 raise JobError(
                     f"found tensor {tensor.name} in {added[tensor.name]} and in {file}, and {INDEX} names "
-                    "neither; "
-                    "wanted one; leave one of the files out with the source's allow list"
+                    "neither; wanted one; leave one of the files out with the source's allow list"
                 )
             added[tensor.name] = file
             sizes[tensor.name] = tensor.size

@@ -8,22 +8,18 @@ up.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from onhost.files import CHUNK, link_or_copy, write_atomic
+from onhost.files import BLOCK
 from onhost.plan import JobError
-from onhost.staging.model_index import INDEX, Index, View, check_index, read_headers, read_index
-from onhost.staging.safetensors import ALIGNMENT, Header, Piece, Tensor, layout, read_header, write_file
+from onhost.staging.catalog import SOURCE, Catalog, Need
+from onhost.staging.model_index import INDEX, Index, check_index, index_of_all, read_index, weight_headers
+from onhost.staging.outputs import SHARING, Piece, Planned, kept, piece_of, text, weights
+from onhost.staging.safetensors import ALIGNMENT, Header, Tensor
 
-if TYPE_CHECKING:
-    from onhost.staging.transforms import Meter
-
-VERSION = 1
+VERSION = 2
 OVERHEAD = 96  # bytes; keys, brackets and two offsets of up to 20 digits in a header's entry
 
 # The names that hubs use for the parts of a model. All other weight files keep their name and their bytes.
@@ -37,90 +33,37 @@ COMPANIONS = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """What reshard makes of a view: the new files' pieces by name, the names left alone, the new index."""
-
-    shards: dict[str, list[Piece]]
-    kept: list[str]
-    metadata: dict[str, str] | None
-    index: Index
-
-
-def reshard(view: View, target: Path, meter: Meter, max_shard_bytes: int) -> None:
-    """Fills `target`: model files of at most `max_shard_bytes` (header included), everything else as it is.
+def reshard(catalog: Catalog, max_shard_bytes: int, _donors: Any = None) -> Planned:
+    """Model files of at most `max_shard_bytes` (header included), everything else as it is.
 
     A tensor (with its companions) that is larger has a file of its own. Where no file is too large, all files
-    stay. JobError where there is no model file, where index and files contradict, or where a copy differs
-    from its source.
+    stay. JobError where there is no model file, or where index and files contradict.
     """
-    cut = _cut(view, max_shard_bytes)
-    if cut is None:
-        meter.stage("reshard", len(view), "files", "all files are small enough")
-        for name, path in view.items():
-            link_or_copy(path, target / name)
-            meter.add(1)
-        return
-    total = sum(piece.tensor.size for pieces in cut.shards.values() for piece in pieces)
-    meter.stage("reshard", total, "B", f"{len(cut.shards)} files")
-    for name, pieces in cut.shards.items():
-        write_file(target / name, pieces, cut.metadata, meter.add)
-    meter.stage("compare", total, "B", "copies with their sources")
-    for name, pieces in cut.shards.items():
-        _compare(target / name, pieces, meter)
-    for name in cut.kept:
-        link_or_copy(view[name], target / name)
-    write_atomic(target / INDEX, cut.index.content())
-
-
-def bytes_to_write(view: View, max_shard_bytes: int) -> int:
-    """Bytes that `reshard` writes anew (headers of new files left out)."""
-    cut = _cut(view, max_shard_bytes)
-    return 0 if cut is None else sum(piece.tensor.size for pieces in cut.shards.values() for piece in pieces)
-
-
-def _cut(view: View, limit: int) -> _Cut | None:
-    index = read_index(view)
-    headers = read_headers(view, index)
+    index = read_index(catalog)
+    headers = weight_headers(catalog, index)
     model = {name: header for name, header in headers.items() if MODEL_FILE.fullmatch(name)}
     if not model:
         raise JobError(
             f"found no model file among {', '.join(headers) or 'no safetensors files'}; "
             "wanted model.safetensors or model-NNNNN-of-NNNNN.safetensors; leave reshard out of the recipe"
         )
-    if all(view[name].stat().st_size <= limit for name in model):
-        return None
-    index = index or _index_of_all(headers)
+    if all(catalog[name].size <= max_shard_bytes for name in model):
+        return Planned(tuple(kept(name, info) for name, info in catalog.items()))
+    index = index or index_of_all(headers)
     indexed = check_index(index, headers)
     metadata = _merged_metadata(model)
-    bins = _fill(_groups(model, index), limit - 8 - ALIGNMENT - len(json.dumps(metadata or {})) - OVERHEAD)
-    shards: dict[str, list[Piece]] = {}
+    padding = ALIGNMENT if max_shard_bytes < SHARING else BLOCK
+    room = max_shard_bytes - 8 - padding - len(json.dumps(metadata or {})) - OVERHEAD
+    bins = _fill(_groups(model, index), room)
+    outputs = [kept(name, info) for name, info in catalog.items() if name not in model and name != INDEX]
     weight_map = dict(index.weight_map)
     for at, pieces in enumerate(bins):
         name = f"model-{at + 1:05d}-of-{len(bins):05d}.safetensors"
-        shards[name] = pieces
+        outputs.append(weights(name, pieces, metadata))
         weight_map.update({p.tensor.name: name for p in pieces if p.tensor.name in index.weight_map})
     new = Index(weight_map, dict(index.metadata))
-    new.metadata["total_size"] = sum(piece.tensor.size for piece in indexed.values())
-    kept = [name for name in view if name not in model and name != INDEX]
-    return _Cut(shards, kept, metadata, new)
-
-
-def _index_of_all(headers: Mapping[str, Header]) -> Index:
-    """What an engine loads where there is no index: every file.
-
-    A name twice would be a guess, hence an error.
-    """
-    weight_map: dict[str, str] = {}
-    for file, header in headers.items():
-        for tensor in header.tensors:
-            if tensor.name in weight_map:
-                raise JobError(
-                    f"found tensor {tensor.name} in {weight_map[tensor.name]} and in {file} and no {INDEX}; "
-                    "wanted one; leave one of the files out with the source's allow list"
-                )
-            weight_map[tensor.name] = file
-    return Index(weight_map)
+    new.metadata["total_size"] = sum(tensor.size for tensor in indexed.values())
+    return Planned((*outputs, text(INDEX, new.content())))
 
 
 def _groups(model: Mapping[str, Header], index: Index) -> list[list[Piece]]:
@@ -137,7 +80,9 @@ def _groups(model: Mapping[str, Header], index: Index) -> list[list[Piece]]:
             if tensor.name in taken or index.weight_map.get(tensor.name, file) != file:
                 continue
             taken.add(tensor.name)
-            groups.setdefault(COMPANIONS.sub("", tensor.name), []).append(Piece(tensor, header))
+            groups.setdefault(COMPANIONS.sub("", tensor.name), []).append(
+                piece_of(tensor, header, Need(SOURCE, file))
+            )
     return list(groups.values())
 
 
@@ -167,26 +112,3 @@ def _merged_metadata(model: Mapping[str, Header]) -> dict[str, str] | None:
         if header.metadata is not None:
             merged = {**header.metadata, **(merged or {})}
     return merged
-
-
-def _compare(path: Path, pieces: list[Piece], meter: Meter) -> None:
-    """JobError unless every tensor of the new file has its source's type, shape and bytes."""
-    new = read_header(path)
-    wanted = [tensor for tensor, _ in layout(pieces)]
-    # Zero-size tensors share an offset with their neighbour, so reading order may differ from writing order.
-    if {tensor.name: tensor for tensor in new.tensors} != {tensor.name: tensor for tensor in wanted}:
-        raise JobError(
-            f"found another header in {path.name} than was written; wanted the same; check the disk"
-        )
-    with path.open("rb", buffering=0) as mine:
-        for tensor, piece in layout(pieces):
-            with piece.header.path.open("rb", buffering=0) as theirs:
-                for at in range(0, tensor.size, CHUNK):
-                    count = min(CHUNK, tensor.size - at)
-                    left = os.pread(mine.fileno(), count, new.data_start + tensor.begin + at)
-                    if left != os.pread(theirs.fileno(), count, piece.offset + at):
-                        raise JobError(
-                            f"found tensor {tensor.name} in {path.name} differing from its source; "
-                            "wanted equal bytes; check the disk and run again"
-                        )
-                    meter.add(count)

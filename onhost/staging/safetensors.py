@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onhost.files import OnBytes, copy_range, ignore_bytes
+from onhost.files import BLOCK
 from onhost.plan import JobError
 
 LONGEST_HEADER = 100_000_000  # bytes; the library's own limit
@@ -54,7 +53,7 @@ class FormatError(JobError):
     """A file that is not a valid safetensors file; the message names the file and the rule."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """One entry of a header; `begin` and `end` in bytes from the data's start."""
 
@@ -70,11 +69,10 @@ class Tensor:
         return self.end - self.begin
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Header:
     """A file's header: tensors in order of their offsets, metadata or None, where the data starts (bytes)."""
 
-    path: Path
     tensors: tuple[Tensor, ...]
     metadata: dict[str, str] | None
     data_start: int
@@ -95,25 +93,44 @@ def tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
     return bits // 8
 
 
+def header_length(start: bytes, size: int, name: str) -> int:
+    """Bytes of JSON that follow the first eight; FormatError where a file of `size` bytes cannot hold them.
+
+    Who reads over the network fetches these eight bytes first, then the header alone.
+    """
+    if len(start) < 8:
+        raise _bad(name, f"only {size} bytes")
+    length = int.from_bytes(start[:8], "little")
+    if length > LONGEST_HEADER:
+        raise _bad(name, f"a header of {length} bytes (limit {LONGEST_HEADER})")
+    if 8 + length > size:
+        raise _bad(name, f"a header of {length} bytes in a file of {size} bytes (truncated)")
+    return length
+
+
 def read_header(path: Path) -> Header:
     """Reads and checks a file's header against its size; FormatError where any rule is broken."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = header_length(file.read(8), size, str(path))
+        return parse_header(file.read(length), size, str(path))
 
-    def bad(what: str) -> FormatError:
-        return FormatError(
-            f"found {what} in {path.name}; wanted a valid safetensors file; remove {path} and fetch it again"
-        )
 
+def prefix_of(path: Path) -> bytes:
+    """A file's length field and header as they are; FormatError where the file cannot hold them."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
-        if len(start) < 8:
-            raise bad(f"only {size} bytes")
-        length = int.from_bytes(start, "little")
-        if length > LONGEST_HEADER:
-            raise bad(f"a header of {length} bytes (limit {LONGEST_HEADER})")
-        if 8 + length > size:
-            raise bad(f"a header of {length} bytes in a file of {size} bytes (truncated)")
-        raw = file.read(length)
+        return start + file.read(header_length(start, size, str(path)))
+
+
+def parse_header(raw: bytes, size: int, name: str) -> Header:
+    """The header whose JSON is `raw`, of a file of `size` bytes; FormatError where any rule is broken."""
+
+    def bad(what: str) -> FormatError:
+        return _bad(name, what)
+
+    length = len(raw)
     if not raw.startswith(b"{"):
         raise bad("a header that does not begin with '{'")
     try:
@@ -126,6 +143,7 @@ def read_header(path: Path) -> Header:
     ):
         raise bad("a __metadata__ that is not a map of strings")
     try:
+        json.dumps(metadata, ensure_ascii=False).encode()
         tensors = sorted((_tensor(name, info) for name, info in data.items()), key=lambda t: (t.begin, t.end))
         end = _check_cover(tensors)
     except ValueError as error:
@@ -133,7 +151,14 @@ def read_header(path: Path) -> Header:
     if 8 + length + end != size:
         rest = size - 8 - length - end
         raise bad(f"{-rest} bytes missing at the end" if rest < 0 else f"{rest} bytes after the last tensor")
-    return Header(path, tuple(tensors), metadata, 8 + length)
+    return Header(tuple(tensors), metadata, 8 + length)
+
+
+def _bad(name: str, what: str) -> FormatError:
+    return FormatError(
+        f"found {what} in {name.rpartition('/')[2]}; wanted a valid safetensors file; "
+        f"remove {name} and fetch it again"
+    )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -152,6 +177,7 @@ def _no_constant(name: str) -> None:
 def _tensor(name: str, info: Any) -> Tensor:
     if not isinstance(info, dict):
         raise ValueError(f"tensor {name!r} without a description")
+    name.encode()  # half of a surrogate pair is JSON, but no text
     dtype, shape, offsets = info.get("dtype"), info.get("shape"), info.get("data_offsets")
     if not isinstance(dtype, str):
         raise ValueError(f"tensor {name!r} without a dtype")
@@ -184,34 +210,13 @@ def _check_cover(tensors: list[Tensor]) -> int:
     return at
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A tensor together with the file that holds its bytes."""
+def header_bytes(
+    tensors: Iterable[Tensor], metadata: Mapping[str, str] | None, lead: int | None = None
+) -> bytes:
+    """The length and the JSON of a header, padded with spaces so that the data lies aligned.
 
-    tensor: Tensor
-    header: Header
-
-    @property
-    def offset(self) -> int:
-        """Where the bytes begin in that file."""
-        return self.header.data_start + self.tensor.begin
-
-
-def layout(pieces: Iterable[Piece]) -> list[tuple[Tensor, Piece]]:
-    """Places tensors for a new file: wide types first so that all lie aligned, then by name."""
-    placed = []
-    at = 0
-    for piece in sorted(pieces, key=lambda p: (-DTYPE_BITS[p.tensor.dtype], p.tensor.name)):
-        old = piece.tensor
-        placed.append((Tensor(old.name, old.dtype, old.shape, at, at + old.size), piece))
-        at += old.size
-    return placed
-
-
-def header_bytes(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None) -> bytes:
-    """The length and the JSON of a header, padded with spaces.
-
-    ValueError for a name twice or one too long.
+    `lead` (a multiple of 8 below BLOCK) is what the data's start shall leave when divided by BLOCK; None for
+    the least padding. ValueError for a name twice or a header too long.
     """
     data: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     for tensor in tensors:
@@ -223,36 +228,7 @@ def header_bytes(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None) 
             "data_offsets": [tensor.begin, tensor.end],
         }
     raw = json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % ALIGNMENT)
+    raw += b" " * (-len(raw) % ALIGNMENT if lead is None else (lead - 8 - len(raw)) % BLOCK)
     if len(raw) > LONGEST_HEADER:
         raise ValueError(f"a header of {len(raw)} bytes (limit {LONGEST_HEADER})")
     return len(raw).to_bytes(8, "little") + raw
-
-
-def write_file(
-    path: Path, pieces: Iterable[Piece], metadata: Mapping[str, str] | None, on_bytes: OnBytes = ignore_bytes
-) -> None:
-    """Writes a new file from pieces of others, byte for byte, and brings it to the disk.
-
-    `path` must not exist.
-    """
-    placed = layout(pieces)
-    with path.open("xb", buffering=0) as out:
-        _write_all(out.fileno(), header_bytes((tensor for tensor, _ in placed), metadata))
-        handles: dict[Path, int] = {}
-        try:
-            for _, piece in placed:
-                source = piece.header.path
-                if source not in handles:
-                    handles[source] = os.open(source, os.O_RDONLY)
-                copy_range(handles[source], out.fileno(), piece.offset, piece.tensor.size, on_bytes)
-        finally:
-            for handle in handles.values():
-                os.close(handle)
-        os.fsync(out.fileno())
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import models
 import pytest
 from making import model_files, write_repo
 from spark import REPO, Host
@@ -51,6 +52,16 @@ def share(host: Host, token: Path) -> Iterator[str]:
     server.server_close()
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`base`, `donor` and `next`, which no test may change."""
+    where = tmp_path_factory.mktemp("models")
+    write_repo(where / "base", models.hybrid_base())
+    write_repo(where / "donor", models.donor_files())
+    write_repo(where / "next", models.next_files())
+    return where
+
+
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small segments and short pauses, so that small files show what large ones do."""
@@ -58,7 +69,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "fsync", lambda _: None)  # no test cuts the power, and a busy disk takes its time
 
-    quick = download.Settings(large=500, segment=200, streams=4, stall=0.5, pause=0.01)
+    quick = download.Settings(segment=200, streams=4, stall=0.5, pause=0.01)
     monkeypatch.setattr(download, "SETTINGS", quick)
     monkeypatch.setattr(fetch, "SEGMENT", 200)
     monkeypatch.setattr(fetch, "PAUSE", 0.01)

@@ -115,13 +115,16 @@ def revision_of(repo: str) -> str:
 
 
 class Silent:
-    """A meter that keeps the stages it saw."""
+    """A meter that keeps the stages and the sum that it was told."""
 
     def __init__(self) -> None:
         self.stages: list[str] = []
+        self.done = 0
+        self._lock = threading.Lock()
 
     def stage(self, name: str, total: int | None, unit: str, note: str = "", done: int = 0) -> None:
         self.stages.append(name)
 
     def add(self, count: int, note: str | None = None) -> None:
-        pass
+        with self._lock:
+            self.done += count

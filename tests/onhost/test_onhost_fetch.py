@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,13 +14,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from deadly import Deadly, end_of, in_a_child
 from making import model_files, write_repo
 from spark import Host
 
 from onhost import share as sharing
 from onhost.files import sha256_of, write_json
-from onhost.staging import fetch, manifest, ranged
-from onhost.staging.transforms import folder_view
+from onhost.staging import fetch, manifest, ranged, transfer
+from onhost.staging.chain import folder_view
 
 TOKEN = "s3cret-share-token"
 
@@ -188,22 +190,27 @@ def test_a_head_that_sends_nonsense(worker: Host, odd: str, token: Path, text: b
 
 def test_how_long_a_server_asks_to_wait() -> None:
     def asked(**headers: str) -> float:
-        return ranged.asked_wait(ranged.Answer(429, headers, lambda: iter(())))
+        return transfer.asked_wait(transfer.Answer(429, headers, lambda: iter(())))
 
     assert asked() == 0
     assert asked(**{"retry-after": "7"}) == 7
     assert asked(ratelimit='"resolvers";r=0;t=41') == 41
-    assert asked(**{"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT", "ratelimit": '"api";r=0;t=9999'}) == 60
+    assert asked(**{"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT", "ratelimit": '"api";r=0;t=9999'}) == 9999
+    assert asked(**{"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}) == 0  # has passed
+    assert asked(**{"retry-after": "Wed, 21 Oct 2099 07:28:00 GMT"}) > 1e9
+    assert asked(**{"retry-after": "soon"}) == 0
 
 
 def test_stop_ends_the_streams(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
-    wanted = ranged.Wanted("x", "http://127.0.0.1:9/x", 10, lambda _: None)
-    fetcher = ranged.Fetcher(
-        lambda *_: pytest.fail("asked"), tmp_path, tmp_path / "p", streams=1, stop=stop,
-        on_bytes=lambda _: None, refusal=lambda *_: fetch._refusal(500, "x"),
+    wanted = transfer.Wanted(
+        "x", ["http://127.0.0.1:9/x"], 10, lambda _: None, tmp_path / "x", tmp_path / "p",
+        lambda *_: fetch._refusal(500, "x"),
     )  # fmt: skip
+    fetcher = ranged.Fetcher(
+        lambda *_: pytest.fail("asked"), streams=1, stop=stop, on_bytes=lambda _: None
+    )
     with pytest.raises(Exception, match="found the job stopping"):
         fetcher.fetch([wanted])
 
@@ -283,7 +290,160 @@ def test_a_peer_that_goes_away(staged: Path, share: str) -> None:
 def test_the_command_says_why_it_cannot_share(
     tmp_path: Path, token: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sharing.main("127.0.0.1", 0, tmp_path / "none", tmp_path) == 1
+    assert sharing.main(["127.0.0.1"], 0, tmp_path / "none", tmp_path) == 1
     assert "found no readable secret" in capsys.readouterr().err
-    assert sharing.main("192.0.2.1", 0, token, tmp_path) == 1
-    assert "on listening at 192.0.2.1:0; wanted the fabric's address" in capsys.readouterr().err
+    assert sharing.main(["203.0.113.7", "203.0.113.8"], 0, token, tmp_path) == 1
+    assert "on listening at 203.0.113.7:0; wanted the fabric's address" in capsys.readouterr().err
+
+
+Served = list[tuple[int, str, int]]  # (port, path, status)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    """What the shares have answered."""
+    log: Served = []
+
+    def note(self: sharing.Handler, _format: str, *words: object) -> None:
+        log.append((self.server.server_address[1], str(words[0]).split()[1], int(str(words[1]))))
+
+    monkeypatch.setattr(sharing.Handler, "log_message", note)
+    return log
+
+
+@pytest.fixture
+def relay(worker: Host, token: Path) -> Iterator[str]:
+    """The first worker's share: it gives what it has received."""
+    server = sharing.Share(("127.0.0.1", 0), token, worker.checkpoints, relay=True)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("order", ["together", "first is done", "first never comes"])
+def test_a_chain(
+    host: Host, worker: Host, staged: Path, share: str, relay: str, token: Path, served: Served, order: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    """The second host takes from the first, also while that one still receives; from the head at need."""
+    monkeypatch.setattr(fetch, "PATIENCE", 0.3 if order == "first never comes" else 30.0)
+    second = Host(tmp_path / "second")
+    first_plan = plan_of(worker, share, token)
+    plan = second.write_plan(
+        "fetch-checkpoint", id="abc123", checkpoints_dir=str(second.checkpoints), urls=[relay, share],
+        streams=4, token_file=str(token),
+    )  # fmt: skip
+    if order == "first is done":
+        assert worker.run(first_plan)["ok"]
+        served.clear()
+    results: list[dict[str, object]] = []
+    other = threading.Thread(target=lambda: results.append(second.run(plan)))
+    other.start()
+    if order == "together":
+        while not any(status == 503 for _, _, status in served):
+            other.join(0.01)  # it asks the first, which says: not yet
+        assert worker.run(first_plan)["ok"]
+    other.join()
+    assert results[0]["ok"]
+    mine = second.checkpoints / "abc123"
+    assert manifest.faults(mine, manifest.read(mine)) == []
+    head, first = (urlsplit(url).port for url in (share, relay))
+    from_first = [path for port, path, status in served if port == first and status in (200, 206)]
+    if order == "first never comes":
+        assert from_first == []
+    else:
+        asked_of_head = [path for port, path, _ in served if port == head and "manifest" not in path]
+        assert len(from_first) >= 6
+        assert asked_of_head == [] or order == "together"  # what the first itself has asked
+
+
+def test_a_wrong_file_in_the_middle_of_a_chain(
+    worker: Host, staged: Path, share: str, relay: str, token: Path, tmp_path: Path
+) -> None:
+    """What the first host's disk has spoiled comes from the head instead."""
+    assert worker.run(plan_of(worker, share, token))["ok"]
+    spoiled = worker.checkpoints / "abc123" / "model-00001-of-00002.safetensors"
+    blob = bytearray(spoiled.read_bytes())
+    blob[-3] ^= 4
+    spoiled.write_bytes(blob)
+    second = Host(tmp_path / "second")
+    plan = second.write_plan(
+        "fetch-checkpoint", id="abc123", checkpoints_dir=str(second.checkpoints), urls=[relay, share],
+        streams=4, token_file=str(token),
+    )  # fmt: skip
+    assert second.run(plan)["ok"]
+    mine = second.checkpoints / "abc123"
+    assert manifest.faults(mine, manifest.read(mine)) == []
+
+
+def test_a_relay_gives_nothing_that_it_has_not_looked_at(worker: Host, staged: Path, relay: str) -> None:
+    path = "/checkpoints/abc123/config.json"
+    status, headers, _ = get(relay, path)
+    assert (status, headers["x-not-yet"]) == (503, "1")
+    partial = worker.checkpoints / "abc123.partial"
+    write_repo(partial, {"config.json": b"?", ".parts/manifest.json": b"{}"})
+    (partial / ".parts/manifest.json").unlink()
+    assert get(relay, path)[0] == 503  # a killed run's file, which nobody has hashed
+    (partial / ".parts/manifest.json").write_bytes((staged / "manifest.json").read_bytes())
+    assert get(relay, path)[::2] == (200, b"?")
+    for name in ("%2e%2e/%2e%2e/token", ".parts/manifest.json", "none"):
+        assert get(relay, f"/checkpoints/abc123/{name}")[0] == 404
+
+
+def test_damage_on_a_worker_is_mended_from_the_head(
+    worker: Host, staged: Path, share: str, token: Path, served: Served
+) -> None:
+    plan = plan_of(worker, share, token)
+    assert worker.run(plan)["ok"]
+    mine = worker.checkpoints / "abc123"
+    os.truncate(mine / "model_extra_tensors.safetensors", 90)
+    (mine / "assets/chat.txt").unlink()
+    served.clear()
+    assert worker.run(plan)["ok"]
+    assert manifest.faults(mine, manifest.read(mine)) == []
+    asked = {path.removeprefix("/checkpoints/abc123/") for _, path, _ in served}
+    assert asked == {"manifest.json", "model_extra_tensors.safetensors", "assets/chat.txt"}
+    assert sorted(p.name for p in worker.checkpoints.iterdir()) == [".abc123.lock", "abc123"]
+    (mine / "config.json").write_bytes(b"other")
+    raw = json.loads((staged / "manifest.json").read_text())
+    raw["files"]["config.json"]["sha256"] = "0" * 64
+    write_json(staged / "manifest.json", raw)
+    error = worker.run(plan)["error"]
+    assert error.startswith(f"found {mine} damaged (config.json) and of another content than the head's; ")
+
+
+def test_a_kill_at_every_moment_of_a_fetch(
+    tmp_path: Path, staged: Path, share: str, token: Path
+) -> None:
+    """kill -9 before each sync, rename and removal, while receiving and while mending."""
+    for name in ("assets/chat.txt", "model-00002-of-00002.safetensors", "model.safetensors.index.json"):
+        raw = json.loads((staged / "manifest.json").read_text())
+        del raw["files"][name]
+        write_json(staged / "manifest.json", raw)
+
+    def mine(host: Host) -> dict[str, bytes]:
+        return {n: p.read_bytes() for n, p in folder_view(host.checkpoints / "abc123").items()}
+
+    def hurt(host: Host, plan: Path) -> None:
+        assert host.run(plan)["ok"]
+        os.truncate(host.checkpoints / "abc123" / "model_extra_tensors.safetensors", 7)
+
+    for mending in (False, True):
+        first = Host(tmp_path / f"whole-{mending}")
+        plan = plan_of(first, share, token)
+        if mending:
+            hurt(first, plan)
+        assert end_of(in_a_child(lambda: Deadly(None, tmp_path / "count"), plan)) == 0
+        moments, reference = int((tmp_path / "count").read_text()), mine(first)
+        assert moments > 10
+        for moment in range(1, moments + 1, 1 if os.environ.get("SPARKSTACK_TEST_THOROUGH") else 9):
+            host = Host(tmp_path / f"at-{mending}-{moment}")
+            plan = plan_of(host, share, token)
+            if mending:
+                hurt(host, plan)
+            ended = end_of(in_a_child(lambda moment=moment: Deadly(moment, tmp_path), plan))  # type: ignore[misc]
+            assert ended in (-signal.SIGKILL, 0)
+            assert host.run(plan)["ok"]
+            assert mine(host) == reference
+            assert sorted(p.name for p in host.checkpoints.iterdir()) == [".abc123.lock", "abc123"]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from making import EXTRA, FIRST, SECOND, Content, Silent, contents, index, model_files, safetensors, tensors
 from making import write_repo as repo
 
 from onhost.plan import JobError, Plan
-from onhost.staging import reshard
-from onhost.staging import safetensors as safetensors_file
-from onhost.staging.transforms import TRANSFORMS, apply_steps, folder_view, read_steps
+from onhost.staging import outputs
+from onhost.staging.chain import apply_steps, folder_view
+from onhost.staging.transforms import TRANSFORMS, read_steps
 
 REGISTER = {"name": "register_mtp"}
 INDEX = "model.safetensors.index.json"
@@ -100,7 +101,7 @@ def test_register_without_an_index_does_nothing(tmp_path: Path) -> None:
         ({INDEX: index({"a": "gone.safetensors"})}, "found gone.safetensors missing though"),
         ({INDEX: index({"a": "model_extra_tensors.safetensors"})}, "found no tensor a in model_extra"),
         ({INDEX: b"{"}, f"found {INDEX} that is not JSON"),
-        ({INDEX: b"[]"}, f"found {INDEX} without a weight_map"),
+        ({INDEX: b"[]"}, f"found list in {INDEX}"),
         ({INDEX: b'{"weight_map": {"a": 1}}'}, "a file name that is no string"),
         ({"model_extra_tensors.safetensors": b"PK"}, "only 2 bytes in model_extra_tensors.safetensors"),
     ],
@@ -208,17 +209,14 @@ def test_order_does_not_matter(tmp_path: Path, limit: int) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "src", "two"]
 
 
-def test_a_bad_copy_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = safetensors_file.write_file
+def test_a_bad_write_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = outputs.write_all
 
-    def spoil(path: Path, *rest: object) -> None:
-        write(path, *rest)  # type: ignore[arg-type]
-        blob = bytearray(path.read_bytes())
-        blob[-1] ^= 1
-        path.write_bytes(blob)
+    def spoil(handle: int, data: bytes) -> None:
+        write(handle, data.replace(b"[16,16]", b"[8,32] "))
 
-    monkeypatch.setattr(reshard, "write_file", spoil)
-    with pytest.raises(JobError, match="differing from its source; wanted equal bytes"):
+    monkeypatch.setattr(outputs, "write_all", spoil)
+    with pytest.raises(JobError, match=r"found another header in .* than was written; wanted the same"):
         apply(repo(tmp_path / "src", model_files()), tmp_path / "out", cut(600))
 
 
@@ -241,13 +239,27 @@ def test_plans_are_checked(step: Mapping[str, object], found: str) -> None:
     assert found in str(error.value)
 
 
-def test_versions_are_those_in_the_checkpoint_id() -> None:
-    from sparkstack.release import TRANSFORM_VERSIONS
+def test_what_recipes_may_name_is_made_and_has_the_version_in_the_checkpoint_id() -> None:
+    """A recipe's transforms as a job's plan has them, with every default, are read here."""
+    from pydantic import TypeAdapter
 
-    steps = read_steps(
-        [
-            Plan({"name": name, "max_shard_bytes": 1} if name == "reshard" else {"name": name})
-            for name in TRANSFORMS
-        ]
-    )
-    assert {step.name: step.version for step in steps} == TRANSFORM_VERSIONS
+    from sparkstack.release import TRANSFORM_VERSIONS
+    from sparkstack.transforms import Transform
+
+    donor = {"repo": "a/b", "revision": "0" * 40}
+    arguments: dict[str, dict[str, object]] = {
+        "register_mtp": {},
+        "reshard": {"max_shard_bytes": "4GB"},
+        "graft_fp8": {"donor": donor, "tensors": ["*.weight"], "expect_tensors": 3},
+        "turboquant_metadata": {"recipe": "q8k_tq35v"},
+        "fp8_dense": {"tensors": ["*.weight"], "expect_tensors": 3},
+        "draft_vocab": {"output": "nvfp4", "counts": "counts.txt", "donor": donor},
+        "ngram_table": {"expect_rows": 5},
+    }
+    assert set(arguments) == set(TRANSFORMS) == set(TRANSFORM_VERSIONS)
+    for name, given in arguments.items():
+        written: Any = TypeAdapter(Transform).validate_python({name: given})
+        [step] = read_steps([Plan(written.model_dump(mode="json"))])
+        assert (step.name, step.version) == (name, TRANSFORM_VERSIONS[name])
+        assert [d.repo for d in step.donors] == (["a/b"] if "donor" in given else [])
+        assert json.loads(json.dumps(step.described())) == step.described()

@@ -66,9 +66,11 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "put token": (r"umask 077; mkdir -p \S+ \S+ && cat > (\S+)\.new && mv -f \1\.new \1", ""),
     "open share": (
         r"flock /run/sparkstack-share\.lock sh -c 'umask 077; .*systemctl is-active --quiet sparkstack-share"
-        r".* systemd-run --quiet --collect --unit=sparkstack-share .* -m onhost share [^']* cat \S+'",
+        r".* systemd-run --quiet --collect --unit=sparkstack-share\S* .* -m onhost share [^']* cat \S+'",
         None,
     ),
+    "read token": (r"cat \S+/share\.token", None),
+    "reach share": (r"\S+/python -c 'import socket.*' \S+ \d+ \d+", ""),
     "drop token": (r"rm -f \S+/share\.token", ""),
     # host.py
     "install packages": (

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import grp
+import hashlib
 import itertools
 import json
 import os
 import pwd
+import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 from sparkstack import releases, topology
 from sparkstack.recipe import load_recipe
 from tasks import activation, remote, serve, share
-from tasks.facts import Completes, FileStates, Json, Survey, Text
+from tasks.facts import CheckpointFaults, Completes, FileStates, Json, Survey, Text
 from tasks.files import ManagedFile
 from tasks.operations import managed_files
 from tasks.site import Site
@@ -527,3 +530,30 @@ def test_what_switches_a_release_and_what_reads_it(sites: Callable[..., list[Sit
     (tmp_path / "releases/bb/release.json").write_text("{")
     (tmp_path / "activation.json").write_text("{")
     assert found().current is None and set(found().releases) == {"aa"} and found().under_way is None
+
+
+def test_whether_a_share_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share, "START_SECONDS", 0)
+    (tmp_path / "env/bin").mkdir(parents=True)
+    (tmp_path / "env/bin/python").symlink_to(sys.executable)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        host = Local("spark-2", install_dir=str(tmp_path), share_port=port)
+        plan = topology.plan("pair", ["spark-1", "spark-2"])
+        site = Site(host, 1, [host, host], load_recipe(HERE / "recipe.yaml"), plan)
+        assert share._reaches(host, site, "127.0.0.1")
+    assert not share._reaches(host, site, "127.0.0.1")
+
+
+def test_what_a_checkpoint_that_stands_looks_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parent.parent))
+    folder, python = tmp_path / "abc", sys.executable
+    assert ask(CheckpointFaults, python=f"{tmp_path}/no", folder=str(folder), hashes=False) is None
+    folder.mkdir()
+    files = {"a.json": {"size": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}}
+    manifest = {"format": 1, "id": "abc", "files": {**files, "b.json": {"size": 1, "sha256": ""}}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "a.json").write_text("{}")
+    assert ask(CheckpointFaults, python=python, folder=str(folder), hashes=False) == ["b.json: missing"]
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
+    assert ask(CheckpointFaults, python=python, folder=str(folder), hashes=True) == []

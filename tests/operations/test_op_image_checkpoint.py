@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_host import FakeHost, commands_of, follow, shell_lines, written
 
-from tasks import checkpoint, image, share
-from tasks.facts import FileStates, ImageCheck, ImageId, Json, Text, UnitState
+from sparkstack import topology
+from tasks import checkpoint, drift, image, share
+from tasks.facts import CheckpointFaults, FileStates, ImageCheck, ImageId, Json, Text, UnitState
 from tasks.site import Site
 
 Sites = Callable[..., list[Site]]
+FETCHING = ["write", "put token", "reach share", "begin job", "look at job", "drop token"]
 # What the head prints when it is asked to open the share: the token of one that an earlier run opened.
 OPEN = {"open share": "token-of-the-running-share"}
 ENDED_WELL = {"look at job": 'inactive\n{"ok": true, "seconds": 1, "value": {}}'}
@@ -144,7 +148,7 @@ def test_image_is_fetched_from_the_head(sites: Sites) -> None:
     }
     assert follow(commands, worker.host)
     assert joined(worker.host, job)
-    assert worker.host.kinds() == ["write", "put token", "begin job", "look at job", "drop token"]
+    assert worker.host.kinds() == FETCHING
     assert head.host.kinds() == ["open share"]
     assert "-m onhost share --bind 192.168.100.10 --port 18090 " in head.host.heard[-1]
 
@@ -174,6 +178,8 @@ def test_checkpoint_is_staged_on_the_head(sites: Sites) -> None:
             "allow": ["*.safetensors", "*.json"],
         },
         "transforms": [{"name": "register_mtp"}],
+        "keep_source": True,
+        "hashes": False,
         "downloads_dir": "/var/lib/sparkstack/downloads",
         "checkpoints_dir": "/var/lib/sparkstack/checkpoints",
     }
@@ -186,9 +192,31 @@ def test_only_the_right_manifest_means_staged(sites: Sites, manifest: Any) -> No
     (site,) = sites(1)
     site.host.facts = {Json: manifest}
     assert commands_of(checkpoint.staged, site.host, site) != []
-    site.host.facts = {Json: {"id": site.checkpoint_id}}
-    assert commands_of(checkpoint.staged, site.host, site) == []
-    assert site.host.noops == [f"checkpoint {site.checkpoint_id} is staged"]
+    for faults in ([], None):  # None: nothing there that could look
+        site.host.facts = {Json: {"id": site.checkpoint_id}, CheckpointFaults: faults}
+        assert commands_of(checkpoint.staged, site.host, site) == []
+        assert site.host.noops.pop() == f"checkpoint {site.checkpoint_id} is staged"
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+def test_damage_is_mended_by_the_same_job(sites: Sites, hashes: bool) -> None:
+    head, worker = sites(2, hashes="yes" if hashes else "no")
+    asked: list[bool] = []
+
+    def faults(python: str, folder: str, hashes: bool) -> list[str]:
+        asked.append(hashes)
+        return ["a: missing", "b: 3 bytes, wanted 4", "c: missing", "d: missing"]
+
+    for site, what, kind in ((head, checkpoint.staged, ""), (worker, checkpoint.received, "fetch-")):
+        site.host.facts = {Json: {"id": head.checkpoint_id}, CheckpointFaults: faults}
+        with drift.listen(site.host.name) as told:
+            plan = plan_of(commands_of(what, site.host, site))
+        assert plan["job"] == f"sparkstack-{kind}checkpoint-{head.checkpoint_id}"
+        assert plan["hashes"] is hashes
+        assert [(one.thing, one.found) for one in told] == [
+            (head.checkpoint_dir, "a: missing; b: 3 bytes, wanted 4; c: missing and 1 more")
+        ]
+    assert asked == [hashes, hashes]
 
 
 def test_checkpoint_is_fetched_from_the_head(sites: Sites) -> None:
@@ -206,14 +234,15 @@ def test_checkpoint_is_fetched_from_the_head(sites: Sites) -> None:
         "url": "http://192.168.100.10:18090",
         "token_file": "/etc/sparkstack/secrets/share.token",
         "streams": 4,
+        "hashes": False,
     }
     assert follow(commands, worker.host)
-    assert worker.host.kinds() == ["write", "put token", "begin job", "look at job", "drop token"]
+    assert worker.host.kinds() == FETCHING
 
 
 def test_checkpoint_of_the_head_stays(sites: Sites) -> None:
     head, worker = sites(2)
-    head.host.facts = worker.host.facts = {Json: {"id": head.checkpoint_id}}
+    head.host.facts = worker.host.facts = {Json: {"id": head.checkpoint_id}, CheckpointFaults: []}
     assert commands_of(checkpoint.received, worker.host, worker) == []
     assert worker.host.noops == [f"checkpoint {head.checkpoint_id} is the head's"]
 
@@ -303,7 +332,8 @@ def test_share_is_closed_and_its_token_goes(sites: Sites) -> None:
     head, _ = sites(2)
     head.host.facts = {UnitState: "active"}
     assert shell_lines(commands_of(share.closed, head.host, head)) == [
-        "systemctl stop sparkstack-share; rm -f /etc/sparkstack/secrets/share.token"
+        "systemctl stop sparkstack-share sparkstack-share-management; "
+        "rm -f /etc/sparkstack/secrets/share.token /etc/sparkstack/secrets/relay.token"
     ]
 
 
@@ -312,3 +342,79 @@ def test_share_that_does_not_run_is_left_alone(sites: Sites) -> None:
     head.host.facts = {UnitState: "inactive"}
     assert commands_of(share.closed, head.host, head) == []
     assert head.host.noops == ["the share does not run"]
+
+
+CHECKPOINT = {Json: {"id": "x"}}
+
+
+def test_the_third_host_of_a_chain_asks_the_second(sites: Sites) -> None:
+    head, second, third = sites(3, distribution="chain")
+    for site in (head, second, third):
+        site.host.facts, site.host.answers = dict(CHECKPOINT), {**OPEN, **ENDED_WELL}
+    third.host.facts = {Json: None}
+    head.host.answers["read token"] = OPEN["open share"]
+    commands = commands_of(checkpoint.received, third.host, third)
+    plan = plan_of(commands)
+    assert plan["urls"] == ["http://192.168.100.11:18090", "http://192.168.100.10:18090"]
+    assert "url" not in plan
+    assert follow(commands, third.host)
+    assert head.host.kinds() == ["open share", "read token"]
+    (opened,) = second.host.heard
+    assert "--bind 192.168.100.11 --port 18090 --token-file /etc/sparkstack/secrets/relay.token" in opened
+    assert opened.endswith("--relay; }; } && cat /etc/sparkstack/secrets/relay.token'")
+    assert second.host.fed == [OPEN["open share"]]
+    assert third.host.shown == []
+    second.host.facts = {UnitState: "active"}
+    assert shell_lines(commands_of(share.closed, second.host, second)) == [
+        "systemctl stop sparkstack-share; "
+        "rm -f /etc/sparkstack/secrets/share.token /etc/sparkstack/secrets/relay.token"
+    ]
+    assert commands_of(share.closed, third.host, third) == []  # nobody asks the last one
+
+
+def test_a_relay_that_does_not_start_is_left_out(sites: Sites) -> None:
+    head, second, third = sites(3, distribution="chain")
+    for site in (head, third):
+        site.host.facts, site.host.answers = {Json: None}, {**OPEN, **ENDED_WELL}
+    head.host.answers["read token"] = "t"
+    second.host.answers = {"open share": (False, "no such user")}
+    assert follow(commands_of(checkpoint.received, third.host, third), third.host)
+    assert third.host.shown == [
+        "spark-2: its share did not start (no such user); receiving from the head instead"
+    ]
+
+
+def test_no_fabric_means_the_management_network_and_a_warning(sites: Sites) -> None:
+    head, worker = sites(2)
+    head.host.facts = worker.host.facts = {Json: None}
+    head.host.answers = dict(OPEN)
+    worker.host.answers = {**ENDED_WELL, "reach share": [(False, ""), ""]}
+    commands = commands_of(checkpoint.received, worker.host, worker)
+    assert follow(commands, worker.host)
+    assert worker.host.shown == [
+        "spark-2: found no answer from spark-1 at its fabric address 192.168.100.10; receiving over the "
+        "management network, which is slower; run deploy.py --data only=fabric"
+    ]
+    assert "--unit=sparkstack-share-management " in head.host.heard[-1]
+    assert "--bind 10.0.0.1 " in head.host.heard[-1]
+    plan = json.loads(base64.b64decode(worker.host.fed[-1]))
+    assert plan["url"] == "http://10.0.0.1:18090"
+    worker.host.answers["reach share"], worker.host.shown[:] = (False, ""), []
+    assert not follow(commands, worker.host)
+    (line,) = worker.host.shown
+    assert line.startswith("spark-2: found no share of spark-1 at 192.168.100.10, nor at 10.0.0.1 over the ")
+
+
+def test_hosts_of_a_ring_without_a_cable_say_so(sites: Sites) -> None:
+    made = sites(5)
+    plan = topology.plan("ring", made[0].names)
+    ring = [replace(site, fabric=plan) for site in made]
+    for site in ring:
+        site.host.facts, site.host.answers = {ImageId: None}, {**OPEN, **ENDED_WELL}
+    third = ring[2]
+    commands = commands_of(image.received, third.host, third)
+    assert plan_of(commands)["url"] == "http://10.0.0.1:18090"
+    assert follow(commands, third.host)
+    assert third.host.shown == [
+        "spark-3: no cable to spark-1: receiving over the management network"
+    ]

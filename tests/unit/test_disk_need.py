@@ -39,6 +39,23 @@ def test_a_transform_that_writes_less_than_it_reads() -> None:
     assert need(budget, transformed=True, head=True, staged=Staged()) == Need(6 * GIB, 0)
 
 
+@pytest.mark.parametrize(
+    ("staged", "head", "weights", "image"),
+    [
+        (Staged(), True, 96, 94),  # the output and two files of the source
+        (Staged(), False, 76, 94),
+        (Staged(downloaded_bytes=90 * GIB), True, 6, 94),
+        (Staged(downloaded_bytes=99 * GIB), True, 0, 94),
+        (Staged(checkpoint=True, image=True), True, 0, 0),
+    ],
+)
+def test_need_where_sources_do_not_stay(staged: Staged, head: bool, weights: int, image: int) -> None:
+    found = need(BUDGET, transformed=True, head=head, staged=staged, keep_source=False)
+    assert found == Need(weights * GIB, image * GIB)
+    plain = need(BUDGET, transformed=False, head=head, staged=staged, keep_source=False)
+    assert plain == need(BUDGET, transformed=False, head=head, staged=staged)
+
+
 def test_folders_by_their_file_system() -> None:
     needs = {"/a": 1, "/b": 2, "/c": 4, "/d": 8}
     assert by_file_system(needs, {"/a": "/", "/b": "/data", "/c": "/"}) == [

@@ -1,0 +1,1 @@
+"""Staging against its limits: `python -m benchmarks.staging.graft`, `….convert`, `….rows`."""

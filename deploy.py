@@ -14,6 +14,8 @@ from tasks import (
     docker,
     fabric,
     image,
+    link_gate,
+    link_nccl,
     preflight,
     report,
     serve,
@@ -37,8 +39,12 @@ if "conda" in stages:
     conda.deploy_conda(here)
 if "fabric" in stages:
     fabric.deploy_fabric(here)
+if "link" in stages:
+    link_gate.deploy_link(here)
 if "image" in stages:
     image.deploy_image(here)
+if "nccl" in stages:
+    link_nccl.deploy_nccl(here)
 if "checkpoint" in stages:
     checkpoint.deploy_checkpoint(here)
 if "serve" in stages:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from sparkstack.errors import Problem
+from sparkstack.links import LinkWanted
 from sparkstack.schema import Strict, refusal
 
 SHA256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -193,6 +194,8 @@ class Knobs(Strict):
 
     fabric: Fabric
     fabric_ports: Annotated[Any, AfterValidator(_ports)]
+    link_gate: Literal["stop", "warn", "off"]
+    link_wanted: LinkWanted
     management_interface: NetworkInterface
     serve_bind: Bind
     share_port: Annotated[int, Field(ge=1, le=65535)]
@@ -210,7 +213,12 @@ class Knobs(Strict):
 HOST_NAMES = ("address",)
 
 # Words that belong to one run (`--data only=docker`), not to a site; True: yes or no.
-RUN_OPTIONS: Mapping[str, bool] = {"only": False, "restart_serving": True, "checkpoints": True}
+RUN_OPTIONS: Mapping[str, bool] = {
+    "only": False,
+    "restart_serving": True,
+    "checkpoints": True,
+    "measure_links": True,
+}
 
 # Passwords as pyinfra would take them. One for sudo has better ways in; those for SSH may stand in a site's
 # own inventory, but arguments are read by every user of the controller.
@@ -278,7 +286,11 @@ def _problem(detail: dict[str, Any], key: str, homes: Mapping[str, str]) -> Prob
     if detail["type"] == "missing":
         return Problem(_where(homes, key), f"no {name!r}", "a value", "copy its line from group_data/all.py")
     if detail["type"] == "extra_forbidden":
-        models: dict[str, type[Strict]] = {"fabric": Fabric, "source_build": SourceBuild}
+        models: dict[str, type[Strict]] = {
+            "fabric": Fabric,
+            "source_build": SourceBuild,
+            "link_wanted": LinkWanted,
+        }
         known = list(models.get(key, Installer).model_fields)
         near = next(iter(get_close_matches(inner[-1], known, 1)), None)
         remedy = f"did you mean {near!r}?" if near else "remove it"

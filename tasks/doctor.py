@@ -23,6 +23,8 @@ from sparkstack import differences
 from sparkstack.doctor import Diagnosis, Line
 from tasks import access, ahead, benchmark, checkpoint, conda, docker, drift, fabric, image, preflight, serve
 from tasks import host as host_task
+from tasks import link_gate as link_task
+from tasks import link_nccl as nccl_task
 from tasks.facts import FileStates
 from tasks.files import WriteFile
 from tasks.report import REPORTS
@@ -34,7 +36,9 @@ DEPLOYS: dict[str, Any] = {
     "docker": docker.deploy_docker,
     "conda": conda.deploy_conda,
     "fabric": fabric.deploy_fabric,
+    "link": link_task.deploy_link,
     "image": image.deploy_image,
+    "nccl": nccl_task.deploy_nccl,
     "checkpoint": checkpoint.deploy_checkpoint,
     "serve": serve.deploy_serve,
     "benchmark": benchmark.deploy_benchmark,

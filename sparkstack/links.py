@@ -98,6 +98,10 @@ class Collective(_Measured):
     problem: str = ""
 
 
+Rail = tuple[Interface, Interface]
+"""Two ends that reach each other without a hop."""
+
+
 class Cable(BaseModel):
     """Two hosts and the rails between them: pairs of interfaces, the client's first."""
 
@@ -105,7 +109,7 @@ class Cable(BaseModel):
 
     client: str
     server: str
-    rails: tuple[tuple[Interface, Interface], ...]
+    rails: tuple[Rail, ...]
 
 
 def cables(plan: FabricPlan) -> list[Cable]:
@@ -142,7 +146,7 @@ def rdma_on(cable: Cable, states: Mapping[str, HostState]) -> bool:
 
 def unmeasurable(
     cable: Cable,
-    rail: tuple[Interface, Interface],
+    rail: Rail,
     states: Mapping[str, HostState],
     pings: Sequence[Ping],
 ) -> str | None:

@@ -14,7 +14,7 @@ from pyinfra.api import FunctionCommand, deploy, operation
 
 from sparkstack import knobs, link_gate, links
 from sparkstack.host_facts import CheckResult
-from sparkstack.links import Cable, HostState, LinkWanted, Ping, Rate
+from sparkstack.links import Cable, HostState, LinkWanted, Ping, Rail, Rate
 from tasks import drift, report
 from tasks.files import Commands, ManagedFile
 from tasks.link_facts import LinkState
@@ -100,26 +100,9 @@ def _why(stored: Any, states: dict[str, HostState], known: bool) -> str:
 
 
 def _measure(host: Any, site: Site) -> bool:
-    wanted = wanted_of(site)
+    run = Measurement(site)
     try:
-        states = _settled(site, wanted)
-        for one in _hosts(site, states):
-            put(one, _script(site), SCRIPT.read_text())
-        pings = _pings(site, states)
-        rates = [rate for cable in links.cables(site.fabric) for rate in _rates(site, cable, states, pings)]
-        lines = link_gate.judge(site.fabric, states, wanted, pings, rates)
-        result = {
-            "format": links.FORMAT,
-            "key": links.key(site.fabric, states, wanted),
-            "ok": link_gate.passed(lines),
-            "when": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "lines": [asdict(line) for line in lines],
-            "states": {name: one.model_dump(mode="json") for name, one in states.items()},
-            "pings": [one.model_dump(mode="json") for one in pings],
-            "rates": [one.model_dump(mode="json") for one in rates],
-        }
-        for one in _hosts(site, states):
-            put(one, result_path(site), json.dumps(result) + "\n")
+        result, lines = run.result()
     except NoAnswer as error:
         return report_failure(host, str(error))
     finally:
@@ -143,116 +126,136 @@ def _warn(lines: list[CheckResult]) -> None:
             logger.warning("link: %s (link_gate is warn: the run goes on)", line)
 
 
-def _hosts(site: Site, states: dict[str, HostState]) -> list[Any]:
-    return [one for one in site.hosts if one.name in states]
+class Measurement:
+    """One measurement of all links, led by the head; every command has an end."""
 
+    def __init__(self, site: Site) -> None:
+        self.site, self.wanted = site, wanted_of(site)
+        self.script = f"{site.data.state_dir}/plans/linkgate.py"
+        self.began = time.monotonic()
+        self.states = self._settled()
+        self.hosts = {one.name: one for one in site.hosts if one.name in self.states}
 
-def _settled(site: Site, wanted: LinkWanted) -> dict[str, HostState]:
-    """The hosts' state once nothing fails any more, or as it is when the time is over."""
-    until = time.monotonic() + SETTLE_SECONDS
-    while True:
-        states, _ = ask(site)
-        if link_gate.passed(link_gate.seen(site.fabric, states, wanted)) or time.monotonic() > until:
-            return states
-        progress.update("links", "link", 0, None, "", "waiting for carrier")
-        time.sleep(2)
+    def result(self) -> tuple[dict[str, Any], list[CheckResult]]:
+        """Measure; what was found is kept on every host, too. Errors: NoAnswer."""
+        site, states = self.site, self.states
+        for one in self.hosts.values():
+            put(one, self.script, SCRIPT.read_text())
+        pings = [ping for one in self.hosts.values() for ping in self._pings(one)]
+        rates = [rate for cable in links.cables(site.fabric) for rate in self._rates(cable, pings)]
+        lines = link_gate.judge(site.fabric, states, self.wanted, pings, rates)
+        result = {
+            "format": links.FORMAT,
+            "key": links.key(site.fabric, states, self.wanted),
+            "ok": link_gate.passed(lines),
+            "when": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "lines": [asdict(line) for line in lines],
+            "states": {name: state.model_dump(mode="json") for name, state in states.items()},
+            "pings": [ping.model_dump(mode="json") for ping in pings],
+            "rates": [rate.model_dump(mode="json") for rate in rates],
+        }
+        for one in self.hosts.values():
+            put(one, result_path(site), json.dumps(result) + "\n")
+        return result, lines
 
+    def _tell(self, note: str) -> None:
+        progress.update("links", "measuring", time.monotonic() - self.began, None, "s", note)
 
-# ── On the hosts ──
+    def _settled(self) -> dict[str, HostState]:
+        """The hosts' state once nothing fails any more, or as it is when the time is over."""
+        until = self.began + SETTLE_SECONDS
+        while True:
+            states, _ = ask(self.site)
+            lines = link_gate.seen(self.site.fabric, states, self.wanted)
+            if link_gate.passed(lines) or time.monotonic() > until:
+                return states
+            self._tell("waiting for carrier")
+            time.sleep(2)
 
+    def _call(self, one: Any, command: str, plans: list[dict[str, Any]]) -> list[Any]:
+        """What linkgate.py says to a command: an answer for each plan. Errors: NoAnswer."""
+        words = ["timeout", "-k", "5", str(CALL_SECONDS), "python3", self.script, command]
+        ok, said = shell(one, shlex.join([*words, *([json.dumps(plans)] if plans else [])]))
+        try:
+            answers = json.loads(said) if ok else None
+        except ValueError:
+            answers = None
+        if isinstance(answers, list) and len(answers) == len(plans):
+            return answers
+        last = " ".join(said.split())[-200:] or f"no end in {CALL_SECONDS} s"
+        raise NoAnswer(
+            f"{one.name}: link: found {last}; wanted an answer of {self.script}; see that the host is well "
+            "and run again"
+        )
 
-def _script(site: Site) -> str:
-    return f"{site.data.state_dir}/plans/linkgate.py"
+    def _pings(self, one: Any) -> list[Ping]:
+        """To each neighbour on each rail, as far as there is carrier."""
+        sent = []
+        for end in self.site.fabric.of(one.name):
+            here = links.port_of(self.states, one.name, end.name)
+            for peer in end.peers:
+                far = next((far for far in self.site.fabric.of(peer) if far.subnet == end.subnet), None)
+                there = links.port_of(self.states, peer, far.name) if far else None
+                if far and here and here.carrier and there and there.carrier:
+                    sent.append((end, peer, far.address))
+        if not sent:
+            return []
+        self._tell(f"{one.name} pings")
+        plans = [{"interface": end.name, "target": address, "bytes": end.mtu} for end, _, address in sent]
+        return [
+            Ping.model_validate(
+                {"source": one.name, "target": peer, "interface": end.name, "bytes": end.mtu, **answer}
+            )
+            for (end, peer, _), answer in zip(sent, self._call(one, "ping", plans), strict=True)
+        ]
+
+    def _rates(self, cable: Cable, pings: list[Ping]) -> list[Rate]:
+        """Each rail of a cable alone, then all of them at once."""
+        rails = [rail for rail in cable.rails if not links.unmeasurable(cable, rail, self.states, pings)]
+        tool = "ib_write_bw" if links.rdma_on(cable, self.states) else "tcp"
+        turns = [[rail] for rail in rails]
+        if len(rails) > 1 and tool == "ib_write_bw":
+            turns.append(rails)
+        return [self._rate(cable, turn, tool) for turn in turns]
+
+    def _rate(self, cable: Cable, turn: list[Rail], tool: str) -> Rate:
+        client, server = self.hosts[cable.client], self.hosts[cable.server]
+        serve, send = [], []
+        for place, (near, far) in enumerate(turn):
+            about = {"tool": tool, "seconds": self.wanted.seconds, "port": self.wanted.port + place}
+            here, there = (
+                links.port_of(self.states, one.name, end.name) for one, end in ((client, near), (server, far))
+            )
+            assert here is not None and there is not None, "a rail without both ends is not measured"
+            serve.append({**about, "address": far.address, "device": there.hca})
+            send.append({**about, "address": near.address, "device": here.hca, "target": far.address})
+        names = [near.name for near, _ in turn]
+        self._tell(f"{client.name} → {server.name} on {' and '.join(names)} ({tool})")
+        answers: list[Any]
+        try:
+            said = [answer["said"] for answer in self._call(server, "serve", serve)]
+            if any(said):
+                answers = [{"gbps": None, "problem": one or "its twin's server failed"} for one in said]
+            else:
+                answers = self._call(client, "send", send)
+        finally:
+            # Also where the client did not answer: a server must not wait for somebody else.
+            self._call(server, "stop", [])
+        return Rate.model_validate(
+            {
+                **{"client": client.name, "server": server.name, "rails": names, "tool": tool},
+                "gbps": [answer["gbps"] for answer in answers],
+                "problem": [answer["problem"] for answer in answers],
+            }
+        )
 
 
 def put(one: Any, path: str, text: str) -> None:
+    """Write a file of ours now. Errors: NoAnswer."""
     command = ManagedFile.text(path, text).write()
     ok, said = shell(one, command.get_raw_value(), stdin=str(command.connector_arguments["_stdin"]))
     if not ok:
         raise NoAnswer(f"{one.name}: link: {said}")
-
-
-def _call(one: Any, site: Site, command: str, plans: list[dict[str, Any]]) -> list[Any]:
-    """What linkgate.py says to a command. Errors: NoAnswer with the host's last words."""
-    words = ["timeout", "-k", "5", str(CALL_SECONDS), "python3", _script(site), command]
-    ok, said = shell(one, shlex.join([*words, *([json.dumps(plans)] if plans else [])]))
-    try:
-        if ok:
-            return list(json.loads(said))
-    except ValueError:
-        pass
-    last = " ".join(said.split())[-200:] or f"no end in {CALL_SECONDS} s"
-    raise NoAnswer(
-        f"{one.name}: link: found {last}; wanted an answer of {_script(site)}; see that the host is well "
-        "and run again"
-    )
-
-
-def _pings(site: Site, states: dict[str, HostState]) -> list[Ping]:
-    """From every host to each neighbour on each rail, as far as there is carrier."""
-    found = []
-    for one in _hosts(site, states):
-        ports = states[one.name].ports
-        sent = []
-        for end in site.fabric.of(one.name):
-            if end.name not in ports or not ports[end.name].carrier:
-                continue
-            for peer in end.peers:
-                far = [other for other in site.fabric.of(peer) if other.subnet == end.subnet]
-                if peer in states and far:
-                    sent.append((end, peer, far[0].address))
-        if not sent:
-            continue
-        progress.update("links", "link", 0, None, "", f"{one.name} pings")
-        plans = [{"interface": e.name, "target": address, "bytes": e.mtu} for e, _, address in sent]
-        for (end, peer, _), answer in zip(sent, _call(one, site, "ping", plans), strict=True):
-            about = {"source": one.name, "target": peer, "interface": end.name, "bytes": end.mtu}
-            found.append(Ping.model_validate({**about, **answer}))
-    return found
-
-
-def _rates(site: Site, cable: Cable, states: dict[str, HostState], pings: list[Ping]) -> list[Rate]:
-    """Each rail of a cable alone, then all of them at once."""
-    rails = [rail for rail in cable.rails if links.unmeasurable(cable, rail, states, pings) is None]
-    tool = "ib_write_bw" if links.rdma_on(cable, states) else "tcp"
-    turns = [[rail] for rail in rails]
-    if len(rails) > 1 and tool == "ib_write_bw":
-        turns.append(rails)
-    return [_rate(site, cable, turn, tool, states) for turn in turns]
-
-
-def _rate(site: Site, cable: Cable, turn: list[Any], tool: str, states: dict[str, HostState]) -> Rate:
-    wanted = wanted_of(site)
-    hosts = {one.name: one for one in site.hosts}
-    client, server = hosts[cable.client], hosts[cable.server]
-    about = {"tool": tool, "seconds": wanted.seconds}
-    serve, send = [], []
-    for place, (near, far) in enumerate(turn):
-        port = {**about, "port": wanted.port + place}
-        device = states[server.name].ports[far.name].hca
-        serve.append({**port, "address": far.address, "device": device})
-        device = states[client.name].ports[near.name].hca
-        send.append({**port, "address": near.address, "device": device, "target": far.address})
-    names = [near.name for near, _ in turn]
-    progress.update("links", "link", 0, None, "", f"{client.name} → {server.name}: {' and '.join(names)}")
-    answers: list[Any]
-    try:
-        said = [answer["said"] for answer in _call(server, site, "serve", serve)]
-        if any(said):
-            answers = [{"gbps": None, "problem": one or "its twin's server failed"} for one in said]
-        else:
-            answers = _call(client, site, "send", send)
-    finally:
-        # Also where the client did not answer: a server must not wait for somebody else.
-        _call(server, site, "stop", [])
-    return Rate(
-        client=client.name,
-        server=server.name,
-        rails=names,
-        tool=tool,  # type: ignore[arg-type]
-        gbps=[answer["gbps"] for answer in answers],
-        problem=[answer["problem"] for answer in answers],
-    )
 
 
 @deploy("link")

@@ -80,9 +80,7 @@ def _gather(state: Any, host: Any, site: Site, key: str) -> bool:
             progress.finish("nccl")
             for one in site.hosts:
                 shell(one, f"systemctl stop {NAME} 2>/dev/null; docker rm -f {NAME} >/dev/null 2>&1; true")
-        line = link_gate.collective(
-            host.name, parse(said), wanted_of(site), ring=site.fabric.kind == "ring"
-        )
+        line = link_gate.collective(host.name, parse(said), wanted_of(site), ring=site.fabric.kind == "ring")
         result = _result(key, line)
         put(host, _path(site), json.dumps(result) + "\n")
     except NoAnswer as error:

@@ -26,7 +26,7 @@ Says = Callable[..., list[list[str]]]
 
 @pytest.fixture
 def says(monkeypatch: pytest.MonkeyPatch) -> Says:
-    """`says((status, text), …)`: what commands answer, one after the other; returns the list of their words."""
+    """`says((status, text), …)`: what commands answer, in turn; returns the list of their words."""
 
     def script(*answers: tuple[int | None, str]) -> list[list[str]]:
         left, heard = list(answers), []
@@ -49,7 +49,10 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Says:
         ((None, REPORT.partition("-----")[0]), {"gbps": None, "problem": "stalled"}),
         ((None, ""), {"gbps": None, "problem": "filtered"}),
         ((1, " Couldn't connect to 192.0.2.1:18515\n"), {"gbps": None, "problem": "refused"}),
-        ((1, "----\n Unable to open device\n"), {"gbps": None, "problem": "ib_write_bw: Unable to open device"}),
+        (
+            (1, "----\n Unable to open device\n"),
+            {"gbps": None, "problem": "ib_write_bw: Unable to open device"},
+        ),
         ((0, "BW average[Gb/sec]\n"), {"gbps": None, "problem": "ib_write_bw: BW average[Gb/sec]"}),
         ((139, ""), {"gbps": None, "problem": "ib_write_bw: 139"}),
     ],
@@ -65,7 +68,10 @@ def test_ib_write_bw(says: Says, answer: Any, expected: dict[str, Any]) -> None:
     [
         ([(0, ""), (0, "3 packets transmitted, 3 received")], {"received": 3, "small": True, "said": ""}),
         (
-            [(0, ""), (1, "ping: local error: message too long, mtu=1500\n3 packets transmitted, 0 received")],
+            [
+                (0, ""),
+                (1, "ping: local error: message too long, mtu=1500\n3 packets transmitted, 0 received"),
+            ],
             {"received": 0, "small": True, "said": "ping: local error: message too long, mtu=1500"},
         ),
         ([(1, ""), (None, "")], {"received": 0, "small": False, "said": ""}),

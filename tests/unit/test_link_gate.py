@@ -1,4 +1,4 @@
-"""The verdict on links: every fault of the table is told by its cause, and what was not measured is no "ok"."""
+"""The verdict on links: every fault is told with its cause, and what was not measured is no "ok"."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def pings(plan: Any = PAIR, **bad: dict[str, Any]) -> list[Ping]:
     ]
 
 
-def rates(one: Any = 105.0, two: Any = 105.0, both: Any = (92.57, 97.28), tool: str = "ib_write_bw") -> list[Rate]:
+def rates(
+    one: Any = 105.0, two: Any = 105.0, both: Any = (92.57, 97.28), tool: str = "ib_write_bw"
+) -> list[Rate]:
     def rate(rails: list[str], values: list[Any]) -> Rate:
         gbps = [value if isinstance(value, float) else None for value in values]
         problem = ["" if isinstance(value, float) else str(value) for value in values]
@@ -62,7 +64,10 @@ def rates(one: Any = 105.0, two: Any = 105.0, both: Any = (92.57, 97.28), tool: 
 
 
 def judged(
-    at: dict[str, HostState] | None = None, sent: Any = None, measured: Any = None, wanted: LinkWanted = WANTED
+    at: dict[str, HostState] | None = None,
+    sent: Any = None,
+    measured: Any = None,
+    wanted: LinkWanted = WANTED,
 ) -> list[CheckResult]:
     return link_gate.judge(
         PAIR,
@@ -87,13 +92,29 @@ def test_a_healthy_pair_passes_every_check() -> None:
 
 # What is measured, and the words that the verdict must have.
 RATES: list[tuple[str, list[Rate], list[list[str]]]] = [
-    ("degenerate start", rates(one=13.0), [["a: enp1s0f0np0 ib_write_bw to b: found 13 Gb/s; wanted ≥ 80 Gb/s", "power"]]),
+    (
+        "degenerate start",
+        rates(one=13.0),
+        [["a: enp1s0f0np0 ib_write_bw to b: found 13 Gb/s; wanted ≥ 80 Gb/s", "power"]],
+    ),
     ("two lanes", rates(two=55.0), [[TWO, "found 55 Gb/s", "x4", "fwupdmgr"]]),
     ("slow", rates(one=70.0), [["found 70 Gb/s", f"ethtool -S {ONE}"]]),
-    ("one rail idle", rates(both=(54.0, 52.0)), [["both rails to b: found 54 + 52 = 106 Gb/s; wanted ≥ 160", "one rail idle"]]),
+    (
+        "one rail idle",
+        rates(both=(54.0, 52.0)),
+        [["both rails to b: found 54 + 52 = 106 Gb/s; wanted ≥ 160", "one rail idle"]],
+    ),
     ("both a bit slow", rates(both=(75.0, 75.0)), [["75 + 75 = 150 Gb/s", "LnkSta"]]),
-    ("one stalls when both send", rates(both=(97.0, "stalled")), [["97 + none Gb/s", f"{TWO} stalls while its twin works"]]),
-    ("hangs", rates(one="stalled"), [["ib_write_bw that did not come to an end", "UDP 4791", "192.168.100.0/24"]]),
+    (
+        "one stalls when both send",
+        rates(both=(97.0, "stalled")),
+        [["97 + none Gb/s", f"{TWO} stalls while its twin works"]],
+    ),
+    (
+        "hangs",
+        rates(one="stalled"),
+        [["ib_write_bw that did not come to an end", "UDP 4791", "192.168.100.0/24"]],
+    ),
     ("firewall", rates(two="filtered"), [["no TCP connection", "a firewall", "192.168.101.0/24"]]),
     ("refused", rates(one="refused"), [["a refused connection", "journalctl"]]),
     ("a tool's words", rates(one="ib_write_bw: no GID"), [["found ib_write_bw: no GID"]]),
@@ -113,7 +134,9 @@ def test_no_carrier_explains_all_that_follows() -> None:
     at = states(b_TWO={"carrier": False, "speed_mbps": None, "hca_active": False})
     lines = judged(at, [one for one in pings() if one.interface == ONE], rates(both=None)[:1])
     (line,) = failed(lines)
-    assert line.startswith("b: enP2p1s0f0np0 carrier: found no carrier; wanted carrier; its twin on the same cage")
+    assert line.startswith(
+        "b: enP2p1s0f0np0 carrier: found no carrier; wanted carrier; its twin on the same cage"
+    )
     skipped = {line.name: line.found for line in lines if line.status == "not checked"}
     assert skipped[f"{TWO} ib_write_bw to b"] == f"no carrier on {TWO} of b"
     assert skipped[f"{TWO} jumbo ping to b"] == f"see b: {TWO}"
@@ -203,7 +226,9 @@ def test_an_rdma_port_that_is_not_active() -> None:
 def test_no_perftest() -> None:
     at = {name: one.model_copy(update={"perftest": False}) for name, one in states().items()}
     lines = failed(judged(at, measured=[]))
-    assert [line.partition(";")[0] for line in lines] == [f"{n}: ib_write_bw: found no ib_write_bw" for n in "ab"]
+    assert [line.partition(";")[0] for line in lines] == [
+        f"{n}: ib_write_bw: found no ib_write_bw" for n in "ab"
+    ]
 
 
 def test_a_host_that_is_not_part_of_the_run() -> None:
@@ -215,7 +240,9 @@ def test_a_host_that_is_not_part_of_the_run() -> None:
 
 def test_nothing_measured_is_nothing_passed() -> None:
     lines = judged(sent=[], measured=[])
-    assert [line.status for line in lines if "ping" in line.name or "ib_write" in line.name] == ["not checked"] * 6
+    assert [line.status for line in lines if "ping" in line.name or "ib_write" in line.name] == [
+        "not checked"
+    ] * 6
 
 
 # ── NCCL ──
@@ -238,8 +265,12 @@ def test_nccl_names_its_likely_cause(found: Collective, words: str) -> None:
 
 
 def test_nccl_on_a_pair_and_on_a_ring() -> None:
-    assert link_gate.collective("a", Collective(gbytes=23.2, transport="IB"), WANTED, ring=False).status == "ok"
-    assert link_gate.collective("a", Collective(gbytes=11.0, transport="IB"), WANTED, ring=True).status == "ok"
+    assert (
+        link_gate.collective("a", Collective(gbytes=23.2, transport="IB"), WANTED, ring=False).status == "ok"
+    )
+    assert (
+        link_gate.collective("a", Collective(gbytes=11.0, transport="IB"), WANTED, ring=True).status == "ok"
+    )
 
 
 # ── Which cables, and when they are measured again ──

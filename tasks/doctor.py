@@ -152,9 +152,13 @@ def _evaluated(site: Site, stage: str, name: str, operation: Any) -> list[Line]:
     with drift.listen(host.name) as told:
         commands = list(operation.command_generator())
     remedy = f"run deploy.py --data only={stage}"
+    remedies = {"drift": remedy, "not checked": ""}
     things = {one.thing for one in told}
     told += [one for one in _files(site, commands) if one.thing not in things]
-    lines = [Line(one.host, stage, one.thing, "drift", one.found, one.wanted, remedy) for one in told]
+    lines = [
+        Line(one.host, stage, one.thing, one.status, one.found, one.wanted, remedies[one.status])
+        for one in told
+    ]
     for command in commands:
         for said in getattr(getattr(command, "function", None), "lines", ()):
             lines.append(Line.of_failure(host.name, stage, name, said))

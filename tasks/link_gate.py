@@ -66,7 +66,9 @@ def measured(site: Site) -> Commands:
         return
     mode = site.data.link_gate
     if mode == "off" or not site.interfaces:
-        host.noop("not checked: link_gate is off" if mode == "off" else "one Spark has no links")
+        why = "link_gate is off" if mode == "off" else "one Spark has no links"
+        host.noop(f"links are not checked: {why}")
+        drift.not_checked("links", why)
         return
     states, stored = ask(site)
     wanted = wanted_of(site)

@@ -44,7 +44,7 @@ def collective(site: Site) -> Commands:
         return
     wanted, mode = wanted_of(site), site.data.link_gate
     if reason := _unasked(site):
-        host.noop(f"NCCL's all_gather is not checked: {reason}")
+        _not_checked(reason)
         return
     measured = host.get_fact(Json, path=result_path(site)) or {}
     stored = host.get_fact(Json, path=_path(site)) or {}
@@ -55,10 +55,15 @@ def collective(site: Site) -> Commands:
         report.note_collective(stored)
         return
     if host.get_fact(UnitState, unit=UNIT) == "active":
-        host.noop("NCCL's all_gather is not checked: a release serves, and has the memory")
+        _not_checked("a release serves, and has the memory")
         return
     drift.differs("NCCL all_gather", "not measured on these links", "a measurement with this image")
     yield FunctionCommand(_gather, (site, key), {})
+
+
+def _not_checked(why: str) -> None:
+    host.noop(f"NCCL's all_gather is not checked: {why}")
+    drift.not_checked("NCCL all_gather", why)
 
 
 def _unasked(site: Site) -> str | None:

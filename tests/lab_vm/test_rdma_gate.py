@@ -1,5 +1,5 @@
-"""The link gate on kernels of their own: RDMA that works, a cable that is pulled, a wrong MTU, a firewall, and
-what is left after reboots. The tests build on one another."""
+"""The link gate on kernels of their own: RDMA that works, a cable that is pulled, a wrong MTU, a firewall,
+and what restarts leave. The tests build on one another."""
 
 from __future__ import annotations
 

@@ -135,8 +135,8 @@ def test_off_and_one_spark_are_not_checked(pair: Any, sites: Sites) -> None:
     (alone,) = sites(1)
     assert commands_of(link_gate.measured, alone.host, alone) == []
     assert (head.host.noops, alone.host.noops) == (
-        ["not checked: link_gate is off"],
-        ["one Spark has no links"],
+        ["links are not checked: link_gate is off"],
+        ["links are not checked: one Spark has no links"],
     )
 
 

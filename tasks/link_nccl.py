@@ -146,8 +146,8 @@ def _wait(site: Site) -> str:
 
 def parse(said: str) -> Collective:
     """The figure in the last line of JSON, and over what NCCL says that it goes."""
-    over = {word for word in ("IB", "Socket") if f"NET/{word} : Using" in said or f"via NET/{word}" in said}
-    transport = "Socket" if "Socket" in over and "IB" not in over else "IB" if "IB" in over else ""
+    # NCCL lists what it could use ("NET/IB : Using …", without a device, too); "via" is what it uses.
+    transport = next((word for word in ("Socket", "IB") if f"via NET/{word}" in said), "")
     for line in reversed(said.splitlines()):
         try:
             found = json.loads(line)

@@ -24,6 +24,7 @@ BIN = Path(sys.executable).parent
 ORDER = (
     "test_source_build",
     "test_end_to_end",
+    "test_link_gate",
     "test_doctor",
     "test_host_faults",
     "test_more_hosts",

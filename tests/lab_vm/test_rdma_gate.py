@@ -4,7 +4,8 @@ and what restarts leave. The tests build on one another."""
 from __future__ import annotations
 
 import pytest
-from conftest import Machine, deploy, lab
+
+from tests.lab_vm.conftest import Machine, deploy, lab
 
 pytestmark = pytest.mark.lab
 

@@ -235,7 +235,12 @@ def test_the_fact_reads_what_hosts_say() -> None:
 
 # ── NCCL ──
 
-LOG = 'spark-1:1:1 [0] NCCL INFO NET/IB : Using [0]rocep1s0f0:1/RoCE\n{"gbytes": 23.2, "problem": ""}'
+LOG = (
+    "spark-1:1:1 [0] NCCL INFO NET/IB : Using [RO]; OOB enp1s0f0np0:192.168.100.10<0>\n"
+    "spark-1:1:1 [0] NCCL INFO NET/Socket : Using [0]enp1s0f0np0:192.168.100.10<0>\n"
+    "spark-1:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0\n"
+    '{"gbytes": 23.2, "problem": ""}'
+)
 
 
 def nccl(both: list[Site], links_result: Any = None, stored: Any = None, unit: str = "inactive") -> Any:
@@ -266,7 +271,7 @@ def test_nccl_gathers_on_every_rank(sites: Sites) -> None:
 def test_nccl_over_tcp_ends_the_run(sites: Sites) -> None:
     both = sites(2, accelerator="gpu")
     commands = nccl(both)
-    both[0].host.answers["log of nccl"] = LOG.replace("NET/IB", "NET/Socket").replace("23.2", "1.1")
+    both[0].host.answers["log of nccl"] = LOG.replace("via NET/IB", "via NET/Socket").replace("23.2", "1.1")
     assert not follow(commands, both[0].host)
     assert (
         "found 1.1 GB/s over Socket" in both[0].host.shown[0] and "/dev/infiniband" in both[0].host.shown[0]

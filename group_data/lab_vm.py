@@ -16,8 +16,8 @@ image_bases = {"sparkstack-lab/vllm-cpu": "sparkstack-lab/vllm-cpu@sha256:" + "0
 # An emulated machine moves some hundredths of a Gb/s.
 link_wanted = {
     "speed_mbps": 200_000,
-    "rail_gbps": 0.002,
-    "both_gbps": 0.003,
+    "rail_gbps": 0.001,
+    "both_gbps": 0.001,
     "tcp_gbps": 0.002,
     "rdma": "required",
     "nccl_gbytes": 0.1,

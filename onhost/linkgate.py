@@ -178,6 +178,9 @@ def _ib_write_bw(plan: dict[str, Any]) -> dict[str, Any]:
         # The two exchange addresses by TCP before RDMA begins.
         return {"gbps": None, "problem": "stalled" if "remote address:" in said else "filtered"}
     gbps = _average(said)
+    if status == 0 and gbps == 0:
+        # With a duration it ends well, also where not one packet came through.
+        return {"gbps": None, "problem": "stalled"}
     if status == 0 and gbps is not None:
         return {"gbps": gbps, "problem": ""}
     if "couldn't connect" in said.lower():

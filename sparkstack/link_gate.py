@@ -259,12 +259,11 @@ def _no_figure(plan: FabricPlan, rate: Rate, rail: str, problem: str, want: str)
         )
     if problem == "stalled":
         return (
-            f"{rate.tool} that did not come to an end",
+            f"{rate.tool} that connected, and nothing came through",
             want,
-            f"connected, but nothing came through: let UDP 4791 (RoCE) from {subnet} pass at both ends, and "
-            f"see `ethtool -S {rail}`"
+            f"let UDP 4791 (RoCE) from {subnet} pass at both ends, and see `ethtool -S {rail}`"
             if rate.tool == "ib_write_bw"
-            else f"connected, but nothing came through: see `ethtool -S {rail}` at both ends",
+            else f"see `ethtool -S {rail}` at both ends",
         )
     if problem == "refused":
         return "a refused connection", want, f"see `journalctl -u 'sparkstack-link-*'` at {rate.server}"

@@ -78,7 +78,7 @@ class Rate(_Measured):
     """What went from `client` to `server` over the client's interfaces `rails`, all at the same time.
 
     `gbps` has one value a rail, None where nothing was measured; `problem` says why: "refused" and "filtered"
-    (no TCP connection), "stalled" (connected, and no end in time), or the tool's own words.
+    (no TCP connection), "stalled" (connected, and nothing came through in time), or the tool's own words.
     """
 
     client: str

@@ -47,6 +47,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Says:
     [
         ((0, REPORT), {"gbps": 97.28, "problem": ""}),
         ((None, REPORT.partition("-----")[0]), {"gbps": None, "problem": "stalled"}),
+        ((0, REPORT.replace("97.28", "0.000000")), {"gbps": None, "problem": "stalled"}),
         ((None, ""), {"gbps": None, "problem": "filtered"}),
         ((1, " Couldn't connect to 192.0.2.1:18515\n"), {"gbps": None, "problem": "refused"}),
         (

@@ -113,7 +113,7 @@ RATES: list[tuple[str, list[Rate], list[list[str]]]] = [
     (
         "hangs",
         rates(one="stalled"),
-        [["ib_write_bw that did not come to an end", "UDP 4791", "192.168.100.0/24"]],
+        [["ib_write_bw that connected, and nothing came through", "UDP 4791", "192.168.100.0/24"]],
     ),
     ("firewall", rates(two="filtered"), [["no TCP connection", "a firewall", "192.168.101.0/24"]]),
     ("refused", rates(one="refused"), [["a refused connection", "journalctl"]]),

@@ -44,7 +44,7 @@ def check(tools: Mapping[str, str]) -> None:
     if not KEYRING.exists():
         raise LabError(f"{KEYRING} is missing: apt install debian-archive-keyring")
     if os.geteuid() != 0:
-        raise LabError("making the lab's image needs root: use ./try")
+        raise LabError("making the lab's image needs root: use ./try, or sudo")
 
 
 def bootstrap(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 import random
-import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +42,8 @@ def up(count: int | None = None, progress: Progress = quiet) -> dict[str, Any]:
             return _awake(state, progress)
         if (count := count or 2) > MOST:
             raise LabError(f"found {count} nodes; wanted at most {MOST} virtual machines")
+        if platform.machine() != "x86_64":
+            raise LabError(f"found {platform.machine()}; wanted x86_64 for virtual machines; use containers")
         _remove()
         VM.mkdir(parents=True, exist_ok=True)
         root = vm_image.root(VM, progress)
@@ -79,7 +81,7 @@ def down(everything: bool = False) -> None:
     with alone():
         _remove()
         if everything and VM.exists():
-            shutil.rmtree(VM)
+            vm_image.drop(VM)
 
 
 def status() -> dict[str, Any]:
@@ -206,6 +208,6 @@ def _remove() -> None:
 
 def _drop(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        vm_image.drop(path)
     else:
         path.unlink(missing_ok=True)

@@ -65,13 +65,23 @@ def root(folder: Path, progress: Progress) -> Root:
     made = folder / f"root-{mark}"
     if not made.exists():
         for old in folder.glob("root-*"):
-            shutil.rmtree(old)
+            drop(old)
         partial = folder / "root-partial"
         rootfs.bootstrap(partial, PACKAGES, progress, "rootfs", INITRAMFS)
         progress("rootfs", 0, None, "configuring")
         _configure(partial, files)
         partial.rename(made)
     return Root(made)
+
+
+def drop(tree: Path) -> None:
+    """Remove a root file system, or what a killed command left of one. Raises LabError where something is
+    mounted in it: what is below would be this machine's."""
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    below = [mount for mount in mounts if mount.startswith(f"{tree.resolve()}/")]
+    if below:
+        raise LabError(f"{tree}: found {below[0]} mounted; wanted nothing mounted there; umount it first")
+    shutil.rmtree(tree)
 
 
 def _configure(tree: Path, files: dict[str, bytes]) -> None:

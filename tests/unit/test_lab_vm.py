@@ -145,6 +145,21 @@ def test_status_and_down(folder: Path) -> None:
     assert not folder.exists()
 
 
+def test_nothing_is_removed_below_a_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev").mkdir()
+    table = f"29 1 0:5 / {tmp_path.resolve()}/dev rw - devtmpfs udev rw\n"
+    monkeypatch.setattr(Path, "read_text", lambda path: table)
+    with pytest.raises(LabError, match="/dev mounted; wanted nothing mounted there; umount it first"):
+        vm_image.drop(tmp_path)
+    assert (tmp_path / "dev").exists()
+
+
+def test_another_architecture_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vm.platform, "machine", lambda: "aarch64")
+    with pytest.raises(LabError, match="found aarch64; wanted x86_64"):
+        vm.up(2)
+
+
 def test_no_qemu_and_no_kvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(LabError, match="apt install qemu-system-x86"):

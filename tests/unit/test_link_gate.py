@@ -143,6 +143,11 @@ def test_no_carrier_explains_all_that_follows() -> None:
     assert skipped["both rails to b"] == "see each rail alone"
 
 
+def test_an_interface_that_is_down_is_no_cable() -> None:
+    (line,) = failed(judged(states(a_ONE={"carrier": None}), pings()[1:], rates()[1:2]))
+    assert "a: enp1s0f0np0 carrier: found an interface that is down; wanted carrier; run deploy.py" in line
+
+
 def test_no_carrier_on_both_is_the_cable() -> None:
     down = {"carrier": False}
     lines = failed(judged(states(a_ONE=down, a_TWO=down, b_ONE=down, b_TWO=down), [], []))

@@ -116,6 +116,8 @@ def _serve(plan: dict[str, Any]) -> dict[str, Any]:
     limit = plan["seconds"] + GRACE_S + LISTEN_S
     begin = ["systemd-run", "--quiet", "--collect", f"--unit={unit}"]
     begin += [f"--property=RuntimeMaxSec={limit:.0f}", "--property=LimitMEMLOCK=infinity", "--"]
+    if _listens(port):
+        return {"said": f"port {port} is somebody else's: set another one in link_wanted"}
     begun, said = _run([*begin, *_server_words(plan, limit)], 20)
     if begun != 0:
         return {"said": " ".join(said.split())[-200:] or "systemd-run did not come to an end"}

@@ -55,7 +55,9 @@ def _no_carrier(host: str, end: Interface, port: Port, twin_has: bool) -> CheckR
 
 
 def _twin_has_carrier(end: Interface, ends: Sequence[Interface], state: HostState) -> bool:
-    twins = [one for one in ends if one.name != end.name and one.peers == end.peers]
+    # enp1s0f0np0 and enP2p1s0f0np0 are the two halves of one cage.
+    cage = end.name.rpartition("f")[2]
+    twins = [one for one in ends if one.name != end.name and one.name.rpartition("f")[2] == cage]
     return any((port := state.ports.get(one.name)) is not None and port.carrier for one in twins)
 
 

@@ -181,7 +181,7 @@ def key(plan: FabricPlan, states: Mapping[str, HostState], wanted: LinkWanted) -
 
 def changes(before: Mapping[str, Any], now: Mapping[str, HostState]) -> list[str]:
     """What is not as it was when the links were measured, a phrase each."""
-    found = []
+    found = [f"{host} is not part of this run" for host in before if host not in now]
     for host, state in now.items():
         try:
             then = HostState.model_validate(before[host])

@@ -90,7 +90,7 @@ def test_ping(says: Says, answers: Any, expected: dict[str, Any]) -> None:
 
 def test_a_server_that_listens(says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = says((0, ""))
-    monkeypatch.setattr(linkgate, "_listens", lambda port: True)
+    monkeypatch.setattr(linkgate, "_listens", lambda port: len(heard) > 1)
     assert linkgate.serve([PLAN]) == [{"said": ""}]
     assert heard[1][:4] == ["systemd-run", "--quiet", "--collect", "--unit=sparkstack-link-18515"]
     assert any(word.startswith("--property=RuntimeMaxSec=") for word in heard[1])
@@ -103,6 +103,12 @@ def test_a_server_that_ends_at_once_says_why(says: Says, monkeypatch: pytest.Mon
     assert answer["said"].startswith("the server does not listen: Started / ") and "RoCE" in answer["said"]
 
 
+def test_a_port_that_is_taken(says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
+    says((0, ""))
+    monkeypatch.setattr(linkgate, "_listens", lambda port: True)
+    assert linkgate.serve([PLAN])[0]["said"].startswith("port 18515 is somebody else's")
+
+
 def test_a_unit_that_systemd_refuses(says: Says) -> None:
     says((0, ""), (1, "Failed to start transient service unit: Unit already exists\n"))
     assert "already exists" in linkgate.serve([PLAN])[0]["said"]
@@ -111,8 +117,8 @@ def test_a_unit_that_systemd_refuses(says: Says) -> None:
 def test_another_measurement_is_waited_for(says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("onhost.linkgate.time.sleep", slept.append)
-    monkeypatch.setattr(linkgate, "_listens", lambda port: True)
-    says((0, "sparkstack-link-18515.service loaded active running x"), (0, ""))
+    heard = says((0, "sparkstack-link-18515.service loaded active running x"), (0, ""))
+    monkeypatch.setattr(linkgate, "_listens", lambda port: len(heard) > 2)
     assert linkgate.serve([PLAN]) == [{"said": ""}] and slept == [0.5]
 
 

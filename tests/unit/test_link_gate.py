@@ -314,6 +314,7 @@ def test_a_restart_and_other_wishes_are_measured_again() -> None:
     now = {**before, "b": before["b"].model_copy(update={"boot": "another"})}
     assert links.key(PAIR, before, WANTED) != links.key(PAIR, now, WANTED)
     assert links.changes({name: one.model_dump() for name, one in before.items()}, now) == ["b was restarted"]
+    assert links.changes({"c": {}}, {}) == ["c is not part of this run"]
     assert links.changes({}, before) == ["a was not measured", "b was not measured"]
     other = WANTED.model_copy(update={"rail_gbps": 90.0})
     assert links.key(PAIR, before, WANTED) != links.key(PAIR, before, other)

@@ -55,10 +55,10 @@ def _no_carrier(host: str, end: Interface, port: Port, twin_has: bool) -> CheckR
 
 
 def _twin_has_carrier(end: Interface, ends: Sequence[Interface], state: HostState) -> bool:
-    # enp1s0f0np0 and enP2p1s0f0np0 are the two halves of one cage.
-    cage = end.name.rpartition("f")[2]
-    twins = [one for one in ends if one.name != end.name and one.name.rpartition("f")[2] == cage]
-    return any((port := state.ports.get(one.name)) is not None and port.carrier for one in twins)
+    # A plan lists the two halves of a cage one after the other.
+    place = ends.index(end)
+    twin = state.ports.get(ends[place ^ 1].name) if place ^ 1 < len(ends) else None
+    return twin is not None and bool(twin.carrier)
 
 
 def _speed(host: str, end: Interface, port: Port, wanted: LinkWanted) -> CheckResult:

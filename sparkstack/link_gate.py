@@ -134,11 +134,10 @@ def _cable(
 ) -> Iterator[CheckResult]:
     """Each rail of a cable alone, and both at once."""
     mine = [rate for rate in rates if (rate.client, rate.server) == (cable.client, cable.server)]
-    rdma = rdma_on(cable, states)
     for rail in cable.rails:
-        name = rail[0].name
+        name, rdma = rail[0].name, rdma_on(cable, rail, states)
         if not rdma:
-            why = "no RDMA device at all four ends, or no ib_write_bw; TCP instead"
+            why = "no RDMA device at both ends, or no ib_write_bw; TCP instead"
             yield _not_checked(cable, f"{name} ib_write_bw to {cable.server}", why)
         measured = [rate for rate in mine if tuple(rate.rails) == (name,)]
         if not measured:
@@ -148,9 +147,9 @@ def _cable(
             yield _rate(plan, rate, wanted)
     names = tuple(rail[0].name for rail in cable.rails)
     both = next((rate for rate in mine if len(rate.rails) > 1 and set(rate.rails) <= set(names)), None)
-    if rdma and both is not None:
+    if both is not None:
         yield _together(both, mine, wanted)
-    elif rdma:
+    elif any(rdma_on(cable, rail, states) for rail in cable.rails):
         yield _not_checked(cable, f"both rails to {cable.server}", "see each rail alone")
 
 

@@ -131,14 +131,13 @@ def cables(plan: FabricPlan) -> list[Cable]:
     return found
 
 
-def rdma_on(cable: Cable, states: Mapping[str, HostState]) -> bool:
-    """Can ib_write_bw be tried: is there an RDMA device on all four ends, and the tool on both hosts?"""
+def rdma_on(cable: Cable, rail: Rail, states: Mapping[str, HostState]) -> bool:
+    """Can ib_write_bw be tried: has the rail an RDMA device at both ends, and both hosts the tool?"""
     hosts = [states.get(cable.client), states.get(cable.server)]
     if not all(one is not None and one.perftest for one in hosts):
         return False
     ends = (
         port_of(states, name, end.name)
-        for rail in cable.rails
         for name, end in zip((cable.client, cable.server), rail, strict=True)
     )
     return all(port is not None and port.hca is not None for port in ends)

@@ -214,11 +214,9 @@ class Measurement:
     def _rates(self, cable: Cable, pings: list[Ping]) -> list[Rate]:
         """Each rail of a cable alone, then all of them at once."""
         rails = [rail for rail in cable.rails if not links.unmeasurable(cable, rail, self.states, pings)]
-        tool = "ib_write_bw" if links.rdma_on(cable, self.states) else "tcp"
-        turns = [[rail] for rail in rails]
-        if len(rails) > 1 and tool == "ib_write_bw":
-            turns.append(rails)
-        return [self._rate(cable, turn, tool) for turn in turns]
+        rdma = [rail for rail in rails if links.rdma_on(cable, rail, self.states)]
+        found = [self._rate(cable, [rail], "ib_write_bw" if rail in rdma else "tcp") for rail in rails]
+        return [*found, self._rate(cable, rdma, "ib_write_bw")] if len(rdma) > 1 else found
 
     def _rate(self, cable: Cable, turn: list[Rail], tool: str) -> Rate:
         client, server = self.hosts[cable.client], self.hosts[cable.server]

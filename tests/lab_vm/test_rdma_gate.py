@@ -52,6 +52,20 @@ def test_a_rail_without_cable(machines: list[Machine]) -> None:
     assert run.links("not checked")["spark-1: both rails to spark-2"] == "see each rail alone"
 
 
+def test_no_rdma_device_on_one_rail(machines: list[Machine]) -> None:
+    _, two = machines
+    two.run("rdma link delete roceP2p1s0f0")
+    try:
+        run = deploy("--data", "only=link")
+    finally:
+        two.run("/usr/local/sbin/lab-rdma")
+    assert run.code == 1
+    assert run.links("failed") == {f"spark-2: {TWO} RDMA": "no RDMA device"}
+    # The rail without one is measured by TCP, the other one by RDMA.
+    assert f"spark-1: {TWO} tcp to spark-2" in run.links("ok")
+    assert f"spark-1: {ONE} ib_write_bw to spark-2" in run.links("ok")
+
+
 def test_an_mtu_on_one_side_and_a_firewall_on_the_other_rail(machines: list[Machine]) -> None:
     _, two = machines
     two.run(f"ip link set dev {ONE} mtu 1500")

@@ -206,8 +206,14 @@ def test_no_such_interface() -> None:
 def test_no_rdma_device_is_a_fault_where_it_is_required() -> None:
     bare = {"hca": None, "hca_active": False}
     at = states(a_ONE=bare)
-    (line,) = failed(judged(at, measured=rates(one=20.0, two=20.0, both=None, tool="tcp")))
+    measured = [rates(one=20.0, tool="tcp")[0], rates()[1]]
+    lines = judged(at, measured=measured)
+    (line,) = failed(lines)
     assert "a: enp1s0f0np0 RDMA: found no RDMA device; wanted RDMA device rocep1s0f0; load mlx5_ib" in line
+    # The other rail has one, and is measured with it.
+    statuses = {line.name: line.status for line in lines if line.host == "a"}
+    assert statuses[f"{ONE} tcp to b"] == statuses[f"{TWO} ib_write_bw to b"] == "ok"
+    assert statuses[f"{ONE} ib_write_bw to b"] == statuses["both rails to b"] == "not checked"
 
 
 def test_no_rdma_device_is_not_checked_where_it_is_optional() -> None:

@@ -52,15 +52,21 @@ def test_a_rail_without_cable(machines: list[Machine]) -> None:
     assert run.links("not checked")["spark-1: both rails to spark-2"] == "see each rail alone"
 
 
-def test_no_rdma_device_on_one_rail(machines: list[Machine]) -> None:
-    _, two = machines
+def test_no_rdma_device_and_a_hundred_gigabits(machines: list[Machine]) -> None:
+    one, two = machines
+    one.run(f"ethtool -s {ONE} speed 100000 duplex full")
     two.run("rdma link delete roceP2p1s0f0")
     try:
         run = deploy("--data", "only=link")
     finally:
         two.run("/usr/local/sbin/lab-rdma")
+        one.run(f"ethtool -s {ONE} speed 200000 duplex full")
     assert run.code == 1
-    assert run.links("failed") == {f"spark-2: {TWO} RDMA": "no RDMA device"}
+    assert run.links("failed") == {
+        f"spark-1: {ONE} speed": "100000 Mb/s",
+        f"spark-2: {TWO} RDMA": "no RDMA device",
+    }
+    assert "negotiated 100G" in run.output
     # The rail without one is measured by TCP, the other one by RDMA.
     assert f"spark-1: {TWO} tcp to spark-2" in run.links("ok")
     assert f"spark-1: {ONE} ib_write_bw to spark-2" in run.links("ok")

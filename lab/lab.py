@@ -282,10 +282,10 @@ def _write_state(state: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """One `lab` command at a time in a checkout."""
+def alone(name: str = "lock") -> Iterator[None]:
+    """One `lab` command at a time in a checkout; containers and virtual machines each have a lock."""
     LAB.mkdir(exist_ok=True)
-    with (LAB / "lock").open("w") as lock:
+    with (LAB / name).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -28,7 +28,7 @@ MANAGEMENT = "enP7s7"
 RAILS = ("enp1s0f0np0", "enP2p1s0f0np0")
 LOCAL = "127.0.0.1"
 GROUP = "239.193.77.1"
-BOOT_S = 600
+BOOT_S = 900
 MOST = 4
 # virtio reports what it is told; the MTU is the largest that a guest may set.
 RAIL_DEVICE = ",speed=200000,duplex=full"
@@ -36,7 +36,7 @@ RAIL_DEVICE = ",speed=200000,duplex=full"
 
 def up(count: int | None = None, progress: Progress = quiet) -> dict[str, Any]:
     """Make `count` machines stand (None: as many as there are, else 2); those that run are left alone."""
-    with alone():
+    with alone("vm.lock"):
         state = read_state()
         if state is not None and (count is None or count == len(state["nodes"])):
             return _awake(state, progress)
@@ -78,7 +78,7 @@ def up(count: int | None = None, progress: Progress = quiet) -> dict[str, Any]:
 
 def down(everything: bool = False) -> None:
     """End the machines and remove their disks; `everything`: the root file system, too."""
-    with alone():
+    with alone("vm.lock"):
         _remove()
         if everything and VM.exists():
             vm_image.drop(VM)
@@ -98,7 +98,7 @@ def status() -> dict[str, Any]:
 
 def power_cut(name: str, progress: Progress = quiet) -> None:
     """Take a machine's power away and give it back; returns when it answers again."""
-    with alone():
+    with alone("vm.lock"):
         state, node = _node(name)
         machine_of(name).stop()
         _start(state, node)

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
-BOOT_S = 600
+BOOT_S = 900
 
 
 @dataclass

@@ -140,7 +140,7 @@ def test_status_and_down(folder: Path) -> None:
         (folder / name).touch()
     (folder / "root-x").mkdir()
     vm.down()
-    assert sorted(path.name for path in folder.iterdir()) == ["lock", "root-x"]
+    assert sorted(path.name for path in folder.iterdir()) == ["root-x", "vm.lock"]
     vm.down(everything=True)
     assert not folder.exists()
 

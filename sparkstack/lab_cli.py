@@ -74,8 +74,9 @@ def up(nodes: int | None, vm: bool) -> None:
 @VM
 @_one_line
 def down(everything: bool, vm: bool) -> None:
-    """Remove the Sparks and their networks; with --vm the virtual machines alone, without it those, too."""
-    machines.down(everything)
+    """Remove the Sparks and their networks; with --vm the virtual machines; with --all alone both."""
+    if vm or everything:
+        machines.down(everything)
     if not vm:
         with _reporting() as report:
             virtual.down(everything, report)

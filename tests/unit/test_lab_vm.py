@@ -160,6 +160,18 @@ def test_another_architecture_is_refused(folder: Path, monkeypatch: pytest.Monke
         vm.up(2)
 
 
+@pytest.mark.parametrize(
+    ("words", "ended"),
+    [([], ["containers"]), (["--vm"], ["machines"]), (["--all"], ["machines", "containers"])],
+)
+def test_down_ends_what_was_asked(words: list[str], ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(lab_cli.machines, "down", lambda everything: heard.append("machines"))
+    monkeypatch.setattr(lab_cli.virtual, "down", lambda everything, report: heard.append("containers"))
+    assert CliRunner().invoke(lab_cli.lab, ["down", *words]).exit_code == 0
+    assert heard == ended
+
+
 def test_no_qemu_and_no_kvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(LabError, match="apt install qemu-system-x86"):

@@ -164,7 +164,9 @@ def test_another_architecture_is_refused(folder: Path, monkeypatch: pytest.Monke
     ("words", "ended"),
     [([], ["containers"]), (["--vm"], ["machines"]), (["--all"], ["machines", "containers"])],
 )
-def test_down_ends_what_was_asked(words: list[str], ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_ends_what_was_asked(
+    words: list[str], ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard: list[str] = []
     monkeypatch.setattr(lab_cli.machines, "down", lambda everything: heard.append("machines"))
     monkeypatch.setattr(lab_cli.virtual, "down", lambda everything, report: heard.append("containers"))

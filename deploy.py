@@ -15,6 +15,8 @@ from tasks import (
     docker,
     fabric,
     image,
+    link_gate,
+    link_nccl,
     plan,
     preflight,
     report,
@@ -45,8 +47,12 @@ else:
         conda.deploy_conda(here)
     if "fabric" in stages:
         fabric.deploy_fabric(here)
+    if "link" in stages:
+        link_gate.deploy_link(here)
     if "image" in stages:
         image.deploy_image(here)
+    if "nccl" in stages:
+        link_nccl.deploy_nccl(here)
     if "checkpoint" in stages:
         checkpoint.deploy_checkpoint(here)
     if "serve" in stages:

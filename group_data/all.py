@@ -28,7 +28,9 @@ install_dir = "/opt/sparkstack"
 # ── Host ──
 
 # Packages that must be there (apt). Nothing is ever removed or upgraded.
-packages = ["ca-certificates", "curl", "ethtool", "iproute2", "netplan.io", "python3"]
+packages = [
+    *("ca-certificates", "curl", "ethtool", "iproute2", "iputils-ping", "netplan.io", "perftest", "python3"),
+]
 
 # sshd is the last process that the kernel kills for memory, so that a full host can still be entered.
 sshd_protected = True
@@ -182,6 +184,28 @@ fabric: dict[str, object] = {"kind": None, "port": 0, "base": "192.168.96.0/19"}
 # Names of a Spark's interfaces and RDMA devices, where it does not call them as DGX OS does: set it for that
 # host, {0: [["enp1s0f0np0", "rocep1s0f0"], ["enP2p1s0f0np0", "roceP2p1s0f0"]], 1: …}, by port, twin by twin.
 fabric_ports: dict[int, list[list[str]]] = {}
+
+# What happens when a link is not as wanted, before anything is served over it: "stop" (the run ends with the
+# reason), "warn" (it says so and goes on) or "off" (nothing is measured). See docs/link-gate.md.
+link_gate = "stop"
+
+# What every link must give. speed_mbps: what both ends negotiate (0: any). rail_gbps, both_gbps: ib_write_bw
+# in Gb/s, on one twin alone and on both at once. rdma: "required", or "optional" (where there is no RDMA
+# device TCP is measured instead, and must bring tcp_gbps). nccl_gbytes, nccl_ring_gbytes: bus bandwidth of
+# NCCL's all_gather in GB/s, with nccl_size_gib gathered. seconds: for how long each is measured. port: the
+# first of the TCP ports for it.
+link_wanted: dict[str, object] = {
+    "speed_mbps": 200_000,
+    "rail_gbps": 80.0,
+    "both_gbps": 160.0,
+    "tcp_gbps": 10.0,
+    "rdma": "required",
+    "nccl_gbytes": 21.8,
+    "nccl_ring_gbytes": 10.0,
+    "nccl_size_gib": 2.0,
+    "seconds": 3,
+    "port": 18515,
+}
 
 # The network interface by which people and the controller reach a Spark.
 management_interface = "enP7s7"

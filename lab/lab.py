@@ -35,7 +35,7 @@ BOOT_S = 120
 
 def up(count: int | None = None, progress: Progress = quiet) -> dict[str, Any]:
     """Makes the lab stand with `count` nodes (None: as many as it has, else 2); returns the state."""
-    with _alone():
+    with alone():
         client = engine.ensure(progress)
         _other_checkouts(client)
         if count is None:
@@ -71,7 +71,7 @@ def up(count: int | None = None, progress: Progress = quiet) -> dict[str, Any]:
 
 def down(everything: bool = False, progress: Progress = quiet) -> None:
     """Removes containers, their volumes and the networks; `everything`: images, files and our dockerd too."""
-    with _alone():
+    with alone():
         # Images outlive a daemon: to remove them one must run, if only for that.
         client = engine.ensure(progress) if everything else engine.connect()
         if client is not None:
@@ -114,7 +114,7 @@ def status() -> dict[str, Any]:
 
 def restart(name: str, progress: Progress = quiet) -> None:
     """Restarts one node as a reboot would; its NICs have a Spark's names again when this returns."""
-    with _alone():
+    with alone():
         client = engine.connect()
         container = nodes.find(client, name) if client else None
         if client is None or container is None or container.labels.get(LABEL) != CHECKOUT:
@@ -282,10 +282,10 @@ def _write_state(state: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """One `lab` command at a time in a checkout."""
+def alone(name: str = "lock") -> Iterator[None]:
+    """One `lab` command at a time in a checkout; containers and virtual machines each have a lock."""
     LAB.mkdir(exist_ok=True)
-    with (LAB / "lock").open("w") as lock:
+    with (LAB / name).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

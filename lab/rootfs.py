@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -23,16 +23,10 @@ def import_rootfs(tag: str, packages: Sequence[str], progress: Progress, stage: 
     The mirrors are mmdebstrap's own default, so this machine's apt configuration decides where they are.
     Raises LabError with mmdebstrap's last words when it fails.
     """
-    for tool, package in (("mmdebstrap", "mmdebstrap"), ("docker", "docker.io (or docker-cli)")):
-        if shutil.which(tool) is None:
-            raise LabError(f"the lab needs {tool}: apt install {package}")
-    if not KEYRING.exists():
-        raise LabError(f"{KEYRING} is missing: apt install debian-archive-keyring")
-    if os.geteuid() != 0:
-        raise LabError("making the lab's image needs root: use ./try")
+    check({"mmdebstrap": "mmdebstrap", "docker": "docker.io (or docker-cli)"})
     with tempfile.TemporaryDirectory(prefix="sparkstack-rootfs-") as scratch:
         archive = Path(scratch) / "rootfs.tar"
-        _bootstrap(archive, packages, progress, stage)
+        bootstrap(archive, packages, progress, stage)
         progress(stage, len(packages), None, "importing")
         changes = [f"--change=LABEL {key}={value}" for key, value in image_labels().items()]
         done = subprocess.run(
@@ -42,15 +36,33 @@ def import_rootfs(tag: str, packages: Sequence[str], progress: Progress, stage: 
             raise LabError(f"docker import of {tag}: {done.stderr.strip()[-300:]}")
 
 
-def _bootstrap(archive: Path, packages: Sequence[str], progress: Progress, stage: str) -> None:
+def check(tools: Mapping[str, str]) -> None:
+    """Raises LabError where a tool (its package is the value), Debian's keyring or root is missing."""
+    for tool, package in tools.items():
+        if shutil.which(tool) is None:
+            raise LabError(f"the lab needs {tool}: apt install {package}")
+    if not KEYRING.exists():
+        raise LabError(f"{KEYRING} is missing: apt install debian-archive-keyring")
+    if os.geteuid() != 0:
+        raise LabError("making the lab's image needs root: use ./try, or sudo")
+
+
+def bootstrap(
+    target: Path, packages: Sequence[str], progress: Progress, stage: str, options: Sequence[str] = ()
+) -> None:
+    """Debian's minimal system and `packages` into `target`: an archive (.tar), or a folder (no suffix).
+
+    `options` are further ones of mmdebstrap, such as hooks. Raises LabError.
+    """
     command = [
         "mmdebstrap",
         "--variant=minbase",
         f"--keyring={KEYRING}",
         f"--include={','.join(packages)}",
+        *options,
         '--customize-hook=rm -rf "$1"/var/cache/apt/*.bin "$1"/var/lib/apt/lists/*',
         SUITE,
-        str(archive),
+        str(target),
     ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         tail: list[str] = []

@@ -14,24 +14,34 @@ from lab.paths import LabError
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
-def wait(address: str, user: str, key: Path, known_hosts: Path, seconds: float) -> None:
+def wait(
+    address: str, user: str, key: Path, known_hosts: Path, seconds: float, port: int = 22
+) -> None:
     """Returns when `true` ran over SSH. Raises LabError when it did not within `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return _try(address, user, key, known_hosts)
+            return _try(address, user, key, known_hosts, port)
         except (OSError, EOFError, paramiko.SSHException) as error:
             if time.monotonic() > deadline or isinstance(error, paramiko.BadHostKeyException):
                 raise LabError(f"ssh {user}@{address}: {error}; wanted a login with {key.name}") from None
             time.sleep(0.2)
 
 
-def _try(address: str, user: str, key: Path, known_hosts: Path) -> None:
+def _try(address: str, user: str, key: Path, known_hosts: Path, port: int) -> None:
     with paramiko.SSHClient() as client:
         client.load_host_keys(str(known_hosts))
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
         client.connect(
-            address, username=user, key_filename=str(key), timeout=10, allow_agent=False, look_for_keys=False
+            address,
+            port=port,
+            username=user,
+            key_filename=str(key),
+            timeout=10,
+            banner_timeout=60,
+            auth_timeout=60,
+            allow_agent=False,
+            look_for_keys=False,
         )
         _, stdout, _ = client.exec_command("true", timeout=20)
         if stdout.channel.recv_exit_status() != 0:

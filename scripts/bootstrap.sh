@@ -49,7 +49,8 @@ find_python() {
 
 has() { command -v "$1" >/dev/null; }
 
-# Prints the packages that are missing, one a line. With "lab": also what the virtual Sparks need.
+# Prints the packages that are missing, one a line. With "lab": also what the virtual Sparks need; with "vm"
+# after that: what those need that are machines.
 missing_packages() {
     find_python >/dev/null || echo python3-venv
     [ "${1:-}" = lab ] || return 0
@@ -60,6 +61,10 @@ missing_packages() {
     fi
     has mmdebstrap || echo mmdebstrap
     has gpg || echo gpg # mmdebstrap checks signatures with it
+    if [ "${2:-}" = vm ]; then
+        has qemu-system-x86_64 || echo qemu-system-x86
+        has mkfs.ext4 || echo e2fsprogs
+    fi
     has ip || echo iproute2
     has iptables || echo iptables
     [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || echo debian-archive-keyring
@@ -69,18 +74,18 @@ missing_packages() {
 # Installs from the distribution what is missing; says first what that is.
 ensure_packages() {
     local -a packages
-    mapfile -t packages < <(missing_packages "${1:-}")
+    mapfile -t packages < <(missing_packages "$@")
     [ "${#packages[@]}" -gt 0 ] || return 0
     say "missing here: ${packages[*]}"
     has apt-get || die "found no apt-get; wanted Debian 12 or Ubuntu 24.04; install these yourself: ${packages[*]}"
     say "installing them from the distribution"
     as_root apt-get update -qq || die "apt-get update failed; the machine needs its distribution's mirror"
     # The list again: without package lists apt could not tell what the distribution has.
-    mapfile -t packages < <(missing_packages "${1:-}")
+    mapfile -t packages < <(missing_packages "$@")
     as_root env DEBIAN_FRONTEND=noninteractive \
         apt-get install -qq --yes --no-install-recommends "${packages[@]}" >"$([ -t 2 ] && echo /dev/stderr || echo /dev/null)" ||
         die "apt-get could not install: ${packages[*]}"
-    mapfile -t packages < <(missing_packages "${1:-}")
+    mapfile -t packages < <(missing_packages "$@")
     [ "${#packages[@]}" = 0 ] || die "still missing after apt-get install: ${packages[*]}"
 }
 

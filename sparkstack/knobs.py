@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from sparkstack.distribution import Distribution
 from sparkstack.errors import Problem
+from sparkstack.links import LinkWanted
 from sparkstack.schema import Strict, refusal
 
 SHA256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -195,6 +196,8 @@ class Knobs(Strict):
 
     fabric: Fabric
     fabric_ports: Annotated[Any, AfterValidator(_ports)]
+    link_gate: Literal["stop", "warn", "off"]
+    link_wanted: LinkWanted
     management_interface: NetworkInterface
     serve_bind: Bind
     share_port: Annotated[int, Field(ge=1, le=65535)]
@@ -222,6 +225,7 @@ RUN_OPTIONS: Mapping[str, bool] = {
     "keep_failed": True,
     "plan": True,
     "hashes": True,
+    "measure_links": True,
 }
 
 # Passwords as pyinfra would take them. One for sudo has better ways in; those for SSH may stand in a site's
@@ -290,7 +294,11 @@ def _problem(detail: dict[str, Any], key: str, homes: Mapping[str, str]) -> Prob
     if detail["type"] == "missing":
         return Problem(_where(homes, key), f"no {name!r}", "a value", "copy its line from group_data/all.py")
     if detail["type"] == "extra_forbidden":
-        models: dict[str, type[Strict]] = {"fabric": Fabric, "source_build": SourceBuild}
+        models: dict[str, type[Strict]] = {
+            "fabric": Fabric,
+            "source_build": SourceBuild,
+            "link_wanted": LinkWanted,
+        }
         known = list(models.get(key, Installer).model_fields)
         near = next(iter(get_close_matches(inner[-1], known, 1)), None)
         remedy = f"did you mean {near!r}?" if near else "remove it"

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from lab import lab as virtual
+from lab import vm as machines
 from lab.paths import KEY, KNOWN_HOSTS, LabError
 
 Report = Callable[[str, int, int | None, str], None]
@@ -27,7 +28,17 @@ LINE_EVERY_S = 5.0
 
 @click.group()
 def lab() -> None:
-    """Virtual Sparks in containers, and what stands in for the outside."""
+    """Virtual Sparks in containers (or machines: --vm), and what stands in for the outside."""
+
+
+VM = click.option("--vm", is_flag=True, help="The virtual machines, instead of the containers.")
+
+
+def _place(node: dict[str, Any]) -> str:
+    """Where a node is reached."""
+    if not node["address"]:
+        return "no address known"
+    return f"{node['address']}:{node['port']}" if "port" in node else str(node["address"])
 
 
 def _one_line(command: Command) -> Command:
@@ -47,37 +58,44 @@ def _one_line(command: Command) -> Command:
 @click.option(
     "--nodes", type=click.IntRange(1, 16), help="How many Sparks. Default: as many as stand, else 2."
 )
+@VM
 @_one_line
-def up(nodes: int | None) -> None:
+def up(nodes: int | None, vm: bool) -> None:
     """Make the lab stand; quick where it does."""
     began = time.monotonic()
     with _reporting() as report:
-        state = virtual.up(nodes, report)
-    names = ", ".join(f"{node['name']} ({node['address']})" for node in state["nodes"])
+        state = machines.up(nodes, report) if vm else virtual.up(nodes, report)
+    names = ", ".join(f"{node['name']} ({_place(node)})" for node in state["nodes"])
     click.echo(f"lab up in {time.monotonic() - began:.1f} s: {names}")
 
 
 @lab.command()
 @click.option("--all", "everything", is_flag=True, help="Images, caches and every file of the lab as well.")
+@VM
 @_one_line
-def down(everything: bool) -> None:
-    """Remove the Sparks and their networks."""
-    with _reporting() as report:
-        virtual.down(everything, report)
+def down(everything: bool, vm: bool) -> None:
+    """Remove the Sparks and their networks; with --vm the virtual machines; with --all alone both."""
+    if vm or everything:
+        machines.down(everything)
+    if not vm:
+        with _reporting() as report:
+            virtual.down(everything, report)
 
 
 @lab.command()
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+@VM
 @_one_line
-def status(as_json: bool) -> None:
+def status(as_json: bool, vm: bool) -> None:
     """What stands; exit status 1 where the lab is not (wholly) up."""
-    found = virtual.status()
+    found = machines.status() if vm else virtual.status()
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
-        click.echo(f"lab: {'up' if found['up'] else 'not up'}; outside: {found['outside']}")
+        more = f"under {found['accelerator']}" if vm else f"outside: {found['outside']}"
+        click.echo(f"lab: {'up' if found['up'] else 'not up'}; {more}")
         for node in found["nodes"]:
-            click.echo(f"  {node['name']}: {node['status']}, {node['address'] or 'no address known'}")
+            click.echo(f"  {node['name']}: {node['status']}, {_place(node)}")
         for name in ("registry", "hub", "files"):
             if name in found:
                 click.echo(f"  {name}: {found[name]}")
@@ -86,29 +104,46 @@ def status(as_json: bool) -> None:
 
 @lab.command()
 @click.argument("name")
+@VM
 @_one_line
-def restart(name: str) -> None:
-    """Restart a Spark, as a reboot would."""
+def restart(name: str, vm: bool) -> None:
+    """Restart a Spark, as a reboot would; a virtual machine, as a power cut does."""
     with _reporting() as report:
-        virtual.restart(name, report)
+        if vm:
+            machines.power_cut(name, report)
+        else:
+            virtual.restart(name, report)
+
+
+@lab.command()
+@click.argument("name")
+@click.argument("interface")
+@click.argument("state", type=click.Choice(["in", "out"]))
+@_one_line
+def cable(name: str, interface: str, state: str) -> None:
+    """Pull the cable of a virtual machine's interface (out), or put it back (in)."""
+    machines.cable(name, interface, state == "in")
 
 
 @lab.command(context_settings={"ignore_unknown_options": True})
 @click.argument("name")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@VM
 @_one_line
-def ssh(name: str, command: tuple[str, ...]) -> None:
-    """Log in to a Spark, or run a command there."""
-    state = virtual.read_state()
+def ssh(name: str, command: tuple[str, ...], vm: bool) -> None:
+    """Log in to a Spark, or run a command there (`--vm` before its name)."""
+    state = machines.read_state() if vm else virtual.read_state()
     if state is None:
-        raise LabError("the lab is not up; start it with: sparkstack lab up")
-    addresses = {node["name"]: node["address"] for node in state["nodes"]}
-    if name not in addresses:
-        raise LabError(f"the lab has no node {name}; it has {', '.join(addresses)}")
-    options = ["IdentitiesOnly=yes", f'UserKnownHostsFile="{KNOWN_HOSTS}"', "StrictHostKeyChecking=yes"]
-    line = ["ssh", "-i", str(KEY), *(word for option in options for word in ("-o", option))]
+        raise LabError(f"the lab is not up; start it with: sparkstack lab up{' --vm' if vm else ''}")
+    nodes = {node["name"]: node for node in state["nodes"]}
+    if name not in nodes:
+        raise LabError(f"the lab has no node {name}; it has {', '.join(nodes)}")
+    known, key = (machines.KNOWN_HOSTS, machines.KEY) if vm else (KNOWN_HOSTS, KEY)
+    options = ["IdentitiesOnly=yes", f'UserKnownHostsFile="{known}"', "StrictHostKeyChecking=yes"]
+    line = ["ssh", "-i", str(key), *(word for option in options for word in ("-o", option))]
+    line += ["-p", str(nodes[name].get("port", 22))]
     try:
-        os.execvp("ssh", [*line, f"{state['user']}@{addresses[name]}", *command])
+        os.execvp("ssh", [*line, f"{state['user']}@{nodes[name]['address']}", *command])
     except FileNotFoundError:
         raise LabError("ssh is missing: apt install openssh-client") from None
 

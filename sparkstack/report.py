@@ -18,6 +18,7 @@ from sparkstack.errors import Problem, SparkstackError
 from sparkstack.units import seconds_text
 
 Status = Literal["changed", "ok", "failed"]
+LINK_STATUSES = ("ok", "failed", "not checked")
 STYLES = {"changed": "yellow", "ok": "green", "failed": "bold red"}
 
 
@@ -35,9 +36,9 @@ class Operation:
 @dataclass
 class RunReport:
     """Filled while a run goes on, then written and shown. `when` is the run's start as the caller writes it;
-    `measurement` and `verdict` are as in docs/interfaces.md; `head` is the host that `endpoint` is on.
-    `serving` is the release that answers there where it is another one than this run's `release`, with what
-    was measured of it."""
+    `links`, `collective`, `measurement` and `verdict` are as in docs/interfaces.md; `head` is the host that
+    `endpoint` is on. `serving` is the release that answers there where it is another one than this run's
+    `release`, with what was measured of it."""
 
     when: str
     recipe: str
@@ -47,6 +48,8 @@ class RunReport:
     endpoint: str | None = None
     head: str | None = None
     model: str | None = None
+    links: dict[str, Any] | None = None
+    collective: dict[str, Any] | None = None
     measurement: dict[str, Any] | None = None
     verdict: dict[str, Any] | None = None
     serving: str | None = None
@@ -133,6 +136,7 @@ class RunReport:
     def _lines(self) -> Iterator[str]:
         for failure in self.failures:
             yield f"failed: {failure}"
+        yield from _links((self.links or {}).get("lines", []) + (self.collective or {}).get("lines", []))
         if self.endpoint:
             yield f"endpoint: {self.endpoint} serves {self.model} (release {self.serving or self.release})"
             yield f"  {curl(self.endpoint, self.model or '', self.head)}"
@@ -167,6 +171,18 @@ def curl(endpoint: str, model: str, head: str | None = None) -> str:
     if head and urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
         return shlex.join(["ssh", head, line])
     return line
+
+
+def _links(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """How many checks of the links passed, and the figures; what failed has been said by then."""
+    if not lines:
+        return
+    counts = {status: sum(line["status"] == status for line in lines) for status in LINK_STATUSES}
+    yield "links: " + ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    for line in lines:
+        if line["status"] != "not checked" and line["wanted"].startswith("≥"):
+            text = f"{line['host']}: {line['name']}: {line['found']}, wanted {line['wanted']}"
+            yield f"  {text}: {line['status']}"
 
 
 def _figure(value: float | None, unit: str) -> str:

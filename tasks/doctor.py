@@ -24,6 +24,8 @@ from sparkstack import differences
 from sparkstack.doctor import Diagnosis, Line
 from tasks import access, ahead, benchmark, checkpoint, conda, docker, drift, fabric, image, preflight, serve
 from tasks import host as host_task
+from tasks import link_gate as link_task
+from tasks import link_nccl as nccl_task
 from tasks.facts import FileStates
 from tasks.files import WriteFile
 from tasks.report import REPORTS
@@ -35,7 +37,9 @@ DEPLOYS: dict[str, Any] = {
     "docker": docker.deploy_docker,
     "conda": conda.deploy_conda,
     "fabric": fabric.deploy_fabric,
+    "link": link_task.deploy_link,
     "image": image.deploy_image,
+    "nccl": nccl_task.deploy_nccl,
     "checkpoint": checkpoint.deploy_checkpoint,
     "serve": serve.deploy_serve,
     "benchmark": benchmark.deploy_benchmark,
@@ -164,9 +168,13 @@ def _evaluated(site: Site, stage: str, name: str, operation: Any) -> list[Line]:
     with drift.listen(host.name) as told:
         commands = list(operation.command_generator())
     remedy = f"run deploy.py --data only={stage}"
+    remedies = {"drift": remedy, "not checked": ""}
     things = {one.thing for one in told}
     told += [one for one in _files(site, commands) if one.thing not in things]
-    lines = [Line(one.host, stage, one.thing, "drift", one.found, one.wanted, remedy) for one in told]
+    lines = [
+        Line(one.host, stage, one.thing, one.status, one.found, one.wanted, remedies[one.status])
+        for one in told
+    ]
     for command in commands:
         for said in getattr(getattr(command, "function", None), "lines", ()):
             lines.append(Line.of_failure(host.name, stage, name, said))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from pyinfra import host as current_host
 
@@ -19,6 +20,7 @@ class Difference:
     thing: str
     found: str
     wanted: str
+    status: Literal["drift", "not checked"] = "drift"
 
 
 # Hosts are looked at side by side: each has its own list while somebody listens.
@@ -30,6 +32,13 @@ def differs(thing: str, found: str, wanted: str, host: str | None = None) -> Non
     listening = _heard.get(current_host.name)
     if listening is not None:
         listening.append(Difference(host or current_host.name, thing, found, wanted))
+
+
+def not_checked(thing: str, why: str) -> None:
+    """`thing` of the current host is not looked at, and a deployment would not, either."""
+    listening = _heard.get(current_host.name)
+    if listening is not None:
+        listening.append(Difference(current_host.name, thing, why, "", "not checked"))
 
 
 @contextmanager

@@ -95,6 +95,18 @@ def note_serving(
         _report.serving_measurement, _report.serving_verdict = measurement, verdict
 
 
+def note_links(result: dict[str, Any]) -> None:
+    """What was measured on the links, now or in a run before."""
+    if _report is not None:
+        _report.links = result
+
+
+def note_collective(result: dict[str, Any]) -> None:
+    """What NCCL's all_gather brought."""
+    if _report is not None:
+        _report.collective = result
+
+
 def note_benchmark(site: Any, measurement: dict[str, Any], verdict: dict[str, Any]) -> None:
     """Where the endpoint is, what was measured there, and how it was judged."""
     if _report is not None:

@@ -24,6 +24,8 @@ BIN = Path(sys.executable).parent
 ORDER = (
     "test_source_build",
     "test_end_to_end",
+    "test_vllm_reads",
+    "test_link_gate",
     "test_releases",
     "test_doctor",
     "test_host_faults",

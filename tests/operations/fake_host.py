@@ -105,6 +105,19 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "try sudoers": (r"visudo -cqf -", ""),
     "ask peer": (r"ssh -F \S+/ssh/config \S+ status </dev/null 2>&1", None),
     "nothing yet": (r"true", ""),
+    # link_gate.py, link_nccl.py
+    "ping links": (r"timeout -k 5 240 python3 \S+/plans/linkgate\.py ping '\[.*\]'", None),
+    "serve links": (r"timeout -k 5 240 python3 \S+/plans/linkgate\.py serve '\[.*\]'", None),
+    "send over links": (r"timeout -k 5 240 python3 \S+/plans/linkgate\.py send '\[.*\]'", None),
+    "stop links": (r"timeout -k 5 240 python3 \S+/plans/linkgate\.py stop", None),
+    "begin nccl": (
+        r"systemctl stop sparkstack-nccl 2>/dev/null; .* && systemd-run --quiet --collect "
+        r"--unit=sparkstack-nccl .* -- docker run --rm --name sparkstack-nccl .*",
+        None,
+    ),
+    "state of nccl": (r"systemctl show -p ActiveState --value sparkstack-nccl", None),
+    "log of nccl": (r"tail -c \d+ \S+/results/link/nccl\.log", None),
+    "end nccl": (r"systemctl stop sparkstack-nccl 2>/dev/null; docker rm -f \S+ >/dev/null 2>&1; true", None),
     # serve.py
     "lacks": (
         r"test -x (\S+/run) \|\| echo \1; test -f (\S+/fabric\.env) \|\| echo \2; "

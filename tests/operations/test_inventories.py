@@ -19,7 +19,7 @@ with patch("gevent.monkey.patch_all"):
     from pyinfra_cli.inventory import make_inventory
 
 HERE = Path(__file__).resolve().parent
-EXAMPLES = sorted(path for path in (site.ROOT / "inventories").glob("*.py") if path.stem != "lab")
+EXAMPLES = sorted(path for path in (site.ROOT / "inventories").glob("*.py") if path.stem[:3] != "lab")
 KINDS = {
     "single": ("single", 1),
     "pair": ("pair", 2),

@@ -104,6 +104,14 @@ def test_as_declared(run: Run) -> None:
     assert run.state.check_for_changes is False
 
 
+def test_what_is_not_looked_at_is_not_ok(run: Run) -> None:
+    def unchecked() -> Iterator[Any]:
+        drift.not_checked("links", "link_gate is off")
+        yield from ()
+
+    assert run(links=unchecked) == (0, [Line("spark-1", "host", "links", "not checked", "link_gate is off")])
+
+
 def test_a_file_is_named_with_what_differs(run: Run) -> None:
     run.sites[0].host.facts = {FileStates: BROKEN}
 

@@ -31,7 +31,8 @@ GOOD = Machine(
         "systemd-timesyncd.service": RUNS,
     },
     installed=frozenset(
-        {"ca-certificates", "curl", "ethtool", "iproute2", "netplan.io", "python3", "earlyoom"}
+        {"ca-certificates", "curl", "ethtool", "iproute2", "iputils-ping", "netplan.io", "perftest"}
+        | {"python3", "earlyoom"}
         | {"linux-image-6.17-nvidia", "nvidia-driver-580-open", "linux-base"}
     ),
     held=frozenset(["linux-image-6.17-nvidia", "nvidia-driver-580-open"]),

@@ -10,14 +10,27 @@ import pytest
 from fake_host import commands_of
 from pyinfra.context import ctx_host
 
-from tasks import benchmark, checkpoint, cleaning, fabric, image, preflight, serve, share
+from tasks import (
+    benchmark,
+    checkpoint,
+    cleaning,
+    fabric,
+    image,
+    link_gate,
+    link_nccl,
+    preflight,
+    serve,
+    share,
+)
 from tasks.site import Site
 
 Sites = Callable[..., list[Site]]
 HEADS = [
     preflight.hosts_agree,
     fabric.cabled,
+    link_gate.measured,
     image.built,
+    link_nccl.collective,
     checkpoint.hub_token,
     checkpoint.staged,
     share.closed,
@@ -60,6 +73,8 @@ def test_what_is_another_hosts_asks_and_does_nothing(sites: Sites, operation: An
                 "share is closed",
             ],
         ),
+        (link_gate, "deploy_link", ["links are as fast as wanted"]),
+        (link_nccl, "deploy_nccl", ["NCCL gathers as fast as wanted"]),
         (
             benchmark,
             "deploy_benchmark",

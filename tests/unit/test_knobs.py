@@ -52,6 +52,28 @@ WRONG: list[tuple[str, Any, str]] = [
     ("share_port", 99999, f"found share_port = 99999 (a number); wanted less than or equal to 65535; {SEE}"),
     ("vm_swappiness", "10", f"found vm_swappiness = '10' (text); wanted a whole number; {SEE}"),
     ("vm_swappiness", True, f"found vm_swappiness = True (yes or no); wanted a whole number; {SEE}"),
+    (
+        "link_gate",
+        "on",
+        f"found link_gate = 'on' (text); wanted 'stop', 'warn' or 'off'; {SEE}",
+    ),
+    (
+        "link_wanted",
+        {**DEFAULTS["link_wanted"], "rails_gbps": 1.0},
+        "found unknown name 'link_wanted.rails_gbps'; wanted one of: speed_mbps, rail_gbps, both_gbps, "
+        "tcp_gbps, rdma, nccl_gbytes, nccl_ring_gbytes, nccl_size_gib, seconds, port; "
+        "did you mean 'rail_gbps'?",
+    ),
+    (
+        "link_wanted",
+        {**DEFAULTS["link_wanted"], "seconds": 0},
+        f"found link_wanted.seconds = 0 (a number); wanted greater than or equal to 1; {SEE}",
+    ),
+    (
+        "link_wanted",
+        {key: value for key, value in DEFAULTS["link_wanted"].items() if key != "rdma"},
+        "found no 'link_wanted.rdma'; wanted a value; copy its line from group_data/all.py",
+    ),
     ("packages", None, f"found packages = None (nothing); wanted a list; {SEE}"),
     (
         "fabric",

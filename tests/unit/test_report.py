@@ -83,6 +83,23 @@ def test_a_missed_gate_is_no_success() -> None:
     assert not report.ok
 
 
+def test_links_are_counted_and_their_figures_shown() -> None:
+    report = RunReport(when="x", recipe="r", release="i")
+    line = {"host": "spark-1", "name": "both rails to spark-2", "found": "92 + 97 = 189 Gb/s", "remedy": ""}
+    report.links = {
+        "lines": [
+            {**line, "wanted": "≥ 160 Gb/s", "status": "ok"},
+            {**line, "name": "x carrier", "found": "carrier", "wanted": "carrier", "status": "ok"},
+            {**line, "name": "y", "wanted": "≥ 80 Gb/s", "status": "not checked"},
+        ]
+    }
+    report.collective = {"lines": [{**line, "found": "3 GB/s", "wanted": "≥ 21.8 GB/s", "status": "failed"}]}
+    text = shown(report)
+    assert "links: 2 ok, 1 failed, 1 not checked\n" in text
+    assert "  spark-1: both rails to spark-2: 92 + 97 = 189 Gb/s, wanted ≥ 160 Gb/s: ok\n" in text
+    assert "found" not in text and "y:" not in text and "3 GB/s, wanted ≥ 21.8 GB/s: failed" in text
+
+
 def test_stages_sum_up_by_host() -> None:
     stages = filled().stages()
     assert list(stages) == ["docker", "fabric"]

@@ -5,7 +5,7 @@ from sparkstack.stages import STAGES, select
 
 
 def test_none_means_all_in_order() -> None:
-    expected = "preflight host docker conda fabric image checkpoint serve benchmark"
+    expected = "preflight host docker conda fabric link image nccl checkpoint serve benchmark"
     assert select(None) == list(STAGES) == expected.split()
 
 

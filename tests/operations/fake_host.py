@@ -112,7 +112,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "stop links": (r"timeout -k 5 240 python3 \S+/plans/linkgate\.py stop", None),
     "begin nccl": (
         r"systemctl stop sparkstack-nccl 2>/dev/null; .* && systemd-run --quiet --collect "
-        r"--unit=sparkstack-nccl .* -- docker run --rm --name sparkstack-nccl .*",
+        r"--unit=sparkstack-nccl .* -- docker run .*--name sparkstack-nccl .*",
         None,
     ),
     "state of nccl": (r"systemctl show -p ActiveState --value sparkstack-nccl", None),

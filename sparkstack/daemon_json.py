@@ -25,7 +25,7 @@ def merge(current: str | None, wanted: Mapping[str, Any]) -> str:
     merged = _merged(found, wanted)
     if current is not None and current.strip() and _same(found, merged):
         return current
-    return json.dumps(merged, indent=4, ensure_ascii=False) + "\n"
+    return _written(merged)
 
 
 def unmerge(current: str | None, ours: Mapping[str, Any], before: str | None) -> str | None:
@@ -47,7 +47,7 @@ def unmerge(current: str | None, ours: Mapping[str, Any], before: str | None) ->
         return before
     if before is None and not rest:
         return None
-    return current if _same(rest, found) else json.dumps(rest, indent=4, ensure_ascii=False) + "\n"
+    return current if _same(rest, found) else _written(rest)
 
 
 def dropped(ours: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,17 +118,44 @@ def _same(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
+def _written(value: Mapping[str, Any]) -> str:
+    text = json.dumps(value, indent=4, ensure_ascii=False) + "\n"
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON may name halves of characters ("\\ud800") that UTF-8 cannot write
+        text = json.dumps(value, indent=4) + "\n"
+    return text
+
+
 def _parse(text: str) -> dict[str, Any]:
+    remedy = "correct or remove the file"
+    if text.startswith("\ufeff"):
+        found = "a byte order mark before the JSON"
+        raise SparkstackError(Problem(f"{PATH}:1:1", found, "UTF-8 without one", "save the file without it"))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        line, column = _place(text, error.start)
+        found = f"a byte that is not UTF-8 (0x{ord(text[error.start]) & 0xFF:02x})"
+        raise SparkstackError(Problem(f"{PATH}:{line}:{column}", found, "UTF-8", remedy)) from error
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except json.JSONDecodeError as error:
         where = f"{PATH}:{error.lineno}:{error.colno}"
         found = f"invalid JSON ({error.msg})"
-        raise SparkstackError(Problem(where, found, "valid JSON", "correct or remove the file")) from error
+        raise SparkstackError(Problem(where, found, "valid JSON", remedy)) from error
+    except (RecursionError, ValueError) as error:  # more brackets, or a longer number, than anybody means
+        found = "JSON that is nested too deep, or a number that is too long"
+        raise SparkstackError(Problem(PATH, found, "settings of Docker", remedy)) from error
     if not isinstance(value, dict):
         kind = {list: "a list", str: "a string", type(None): "null"}.get(type(value), f"{value}")
         raise SparkstackError(Problem(PATH, kind, "a JSON object", "correct or remove the file"))
     return value
+
+
+def _place(text: str, at: int) -> tuple[int, int]:
+    """Line and column of a character, from 1."""
+    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -25,10 +25,11 @@ class Staged:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that are still to be written. `image` is None where the budget does not tell it apart: it is then
-    within `weights`."""
+    """Bytes that are still to be written, into the folder of downloads, that of checkpoints, and at Docker's
+    root. `image` is None where the budget does not tell it apart: it is then within `checkpoint`."""
 
-    weights: int
+    download: int
+    checkpoint: int
     image: int | None
 
 
@@ -37,29 +38,39 @@ SHARDS = 20 * GIB
 
 
 def need(
-    budget: Budget, *, transformed: bool, head: bool, staged: Staged, keep_source: bool = True
+    budget: Budget,
+    *,
+    transformed: bool,
+    head: bool,
+    staged: Staged,
+    keep_source: bool = True,
+    one_file_system: bool = True,
 ) -> Need:
     """What this host still writes. The head downloads and transforms; the others receive one copy.
 
-    Without `keep_source` what was downloaded goes while it is transformed, but for two files at a time.
+    Without `keep_source` what was downloaded goes while it is transformed, but for two files at a time. What
+    no transform changes is linked where downloads and checkpoints are on `one_file_system`, else copied.
     """
     whole = int(budget.disk_gib * GIB)
     if budget.download_gib is None:
-        return Need(0 if staged.checkpoint else whole, 0 if staged.checkpoint else None)
+        return Need(0, 0, 0) if staged.checkpoint else Need(0, whole, None)
     download = int(budget.download_gib * GIB)
     if transformed and not keep_source:
         window = min(download, SHARDS)
         image = 0 if staged.image else max(whole - download - window, 0)
         if staged.checkpoint or not head:
-            return Need(0 if staged.checkpoint else download, image)
-        return Need(max(download + window - staged.downloaded_bytes, 0), image)
+            return Need(0, 0 if staged.checkpoint else download, image)
+        rest = max(download + window - staged.downloaded_bytes, 0)
+        checkpoint = min(rest, download)
+        return Need(rest - checkpoint, checkpoint, image)
     anew = min(download, max(whole - download, 0)) if transformed else 0
     image = 0 if staged.image else max(whole - download - anew, 0)
     if staged.checkpoint:
-        return Need(0, image)
+        return Need(0, 0, image)
     if not head:
-        return Need(anew or download, image)
-    return Need(max(download - staged.downloaded_bytes, 0) + anew, image)
+        return Need(0, anew or download, image)
+    copied = 0 if one_file_system else download
+    return Need(max(download - staged.downloaded_bytes, 0), anew or copied, image)
 
 
 def by_file_system(needs: Mapping[str, int], file_systems: Mapping[str, str]) -> list[tuple[list[str], int]]:

@@ -70,12 +70,13 @@ class Wanted:
     `systems` are (ID, VERSION_ID) pairs that are accepted; memory and `disk_bytes` (by folder) in bytes.
     While our own server runs, its memory is not free and will be: `memory_bytes` is then held against the
     total. `driver` and `cuda` are the recipe's, or what the images are built for; `from_recipe` names those
-    that the recipe says. `account` is who works on the host.
+    that the recipe says. `account` is who works on the host. `port` is None where nothing of ours will
+    listen.
     """
 
     systems: Sequence[tuple[str, str]] = (("ubuntu", "24.04"),)
     accelerator: Accelerator = "gpu"
-    port: int = 8000
+    port: int | None = 8000
     memory_bytes: int = 0
     disk_bytes: Mapping[str, int] = field(default_factory=dict)
     python_version: str = "3.9"

@@ -5,6 +5,7 @@ Defaults and what each knob means live in `group_data/all.py`; here is what a va
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -27,8 +28,9 @@ Percent = Annotated[int, Field(ge=1, le=99)]
 
 def _folder(path: str) -> str:
     # Paths go into units and scripts of several languages; none of them quotes like the next one.
-    if not path.startswith("/") or path == "/" or any(not (c.isalnum() or c in "/._-+@") for c in path):
-        raise refusal("an absolute path of letters, digits and / . _ - + @")
+    strange = any(not (c.isalnum() or c in "/._-+@") for c in path)
+    if not path.startswith("/") or path == "/" or ".." in path.split("/") or strange:
+        raise refusal("an absolute path of letters, digits and / . _ - + @, without ..")
     return path.rstrip("/")
 
 
@@ -86,6 +88,29 @@ PackagePattern = Annotated[
 ]
 EnvName = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name (letters, digits, '_')")]
 Folder = Annotated[str, AfterValidator(_folder)]
+
+
+def _json(value: Any, place: str = "") -> Any:
+    """What becomes JSON has to be what JSON has."""
+    wrong = isinstance(value, float) and not math.isfinite(value)
+    if isinstance(value, str):
+        wrong = any("\ud800" <= char <= "\udfff" for char in value)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            wrong = wrong or not isinstance(key, str)
+            _json(inner, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list | tuple):
+        for at, inner in enumerate(value):
+            _json(inner, f"{place}.{at}")
+    elif not isinstance(value, bool | int | float | None):
+        wrong = True
+    if wrong:
+        what = "text, numbers, True, False, None, lists, dictionaries with text as keys"
+        raise refusal(f"at {place or 'its top'} what JSON has: {what}")
+    return value
+
+
+Settings = Annotated[dict[str, Any], AfterValidator(_json)]
 
 
 class Installer(Strict):
@@ -175,7 +200,7 @@ class Knobs(Strict):
     journald_persistent: bool
 
     docker_mirrors: list[Url] | None
-    docker_settings: dict[str, Any]
+    docker_settings: Settings
     docker_log_options: dict[str, str] | None
     docker_cgroupfs: bool
     docker_nvidia_default: bool
@@ -309,6 +334,8 @@ def _problem(detail: dict[str, Any], key: str, homes: Mapping[str, str]) -> Prob
     context = detail.get("ctx", {})
     if detail["type"] == "refusal":
         wanted = str(context["wanted"])
+    elif detail["type"] == "too_short":
+        wanted = "at least one"
     elif detail["type"] == "string_pattern_mismatch":
         wanted = f"text that matches {context['pattern']}"
     else:

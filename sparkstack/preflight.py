@@ -23,7 +23,7 @@ def check(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
         *_system(facts, wanted),
         *_memory(facts, wanted),
         *_disk(facts, wanted),
-        _port(facts, wanted),
+        *_port(facts, wanted),
         *_docker(facts, wanted),
         *_gpu(facts, wanted),
         _next_boot(facts, wanted),
@@ -131,8 +131,10 @@ def _disk(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
     return results
 
 
-def _port(facts: HostFacts, wanted: Wanted) -> CheckResult:
-    return _result(
+def _port(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:
+    if wanted.port is None:
+        return []
+    result = _result(
         facts,
         f"port {wanted.port}",
         None if facts.port_owner is None else facts.port_owner in ("free", "sparkstack"),
@@ -140,6 +142,7 @@ def _port(facts: HostFacts, wanted: Wanted) -> CheckResult:
         "free, or ours",
         "stop that process, or choose another serve.port",
     )
+    return [result]
 
 
 def _docker(facts: HostFacts, wanted: Wanted) -> list[CheckResult]:

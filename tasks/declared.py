@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,16 @@ PYINFRA_NAMES = (*ConnectorData.__annotations__, *all_argument_meta, "address")
 
 def problems(host: Any) -> list[Problem]:
     """What is wrong with the data of a host; a line a mistake."""
-    return knobs.problems(host.data.dict(), homes(host), PYINFRA_NAMES)
+    return [*_password(host), *knobs.problems(host.data.dict(), homes(host), PYINFRA_NAMES)]
+
+
+def _password(host: Any) -> list[Problem]:
+    """pyinfra's own setting, which a file can make too; its `--same-sudo-password` asks on the terminal."""
+    config = getattr(host.state, "config", None)
+    if not getattr(config, "SUDO_PASSWORD", None) or "--same-sudo-password" in sys.argv:
+        return []
+    wanted = "no password in a file or an argument"
+    return [Problem("config.py", "SUDO_PASSWORD", wanted, knobs.SECRETS["_sudo_password"])]
 
 
 def homes(host: Any) -> dict[str, str]:

@@ -49,24 +49,29 @@ class DaemonJson(FactBase[DaemonFile]):
             f"[ ! -e {DUE} ] || echo restart_due=yes; "
             f'echo "ours=$(tail -n 1 {undo.ROOT}/settings"$p" 2>/dev/null)"; '
             '[ ! -f "$p.before-sparkstack" ] || echo "before=$(base64 -w 0 "$p.before-sparkstack")"; '
-            'echo "text="; [ $k != file ] || { cat "$p"; echo .; }'
+            '[ $k != file ] || echo "text=$(base64 -w 0 "$p")"'
         )
 
     def process(self, output: list[str]) -> DaemonFile:
-        at = output.index("text=")
-        found = dict(line.split("=", 1) for line in output[:at] if "=" in line)
+        found = dict(line.split("=", 1) for line in output if "=" in line)
         mode, _, owner = found.get("stat", "644 root:root").partition(" ")
         return DaemonFile(
             kind=found.get("kind", "absent"),
-            text="\n".join(output[at + 1 :])[:-1] if output[at + 1 :] else None,
+            # Bytes: what is not UTF-8 is a mistake to tell, and no answer that cannot be read.
+            text=_text(found["text"]) if "text" in found else None,
             mode=mode.zfill(3),
             owner=owner,
             links_to=found.get("links_to", ""),
             gpu="gpu" in found,
             restart_due="restart_due" in found,
             ours=json.loads(found.get("ours") or "{}"),
-            before=base64.b64decode(found["before"]).decode() if "before" in found else None,
+            before=_text(found["before"]) if "before" in found else None,
         )
+
+
+def _text(encoded: str) -> str:
+    """Bytes that are no UTF-8 become characters that no text has; the core refuses them with their place."""
+    return base64.b64decode(encoded).decode(errors="surrogateescape")
 
 
 class Validates(FactBase[bool]):
@@ -91,9 +96,10 @@ class Mirrors(FactBase[Mapping[str, str]]):
 
     def command(self, mirrors: list[str]) -> str:
         ask = "curl -s -o /dev/null -m 5 -w '%{http_code}'"
+        urls = {mirror: shlex.quote(mirror.rstrip("/") + "/v2/") for mirror in mirrors}
+        # A host without curl has no answer, either.
         asks = [
-            f"( s=$({ask} {shlex.quote(mirror.rstrip('/') + '/v2/')}); echo $s {shlex.quote(mirror)} ) &"
-            for mirror in mirrors
+            f"( s=$({ask} {url}); echo ${{s:-000}} {shlex.quote(mirror)} ) &" for mirror, url in urls.items()
         ]
         return " ".join([*asks, "wait"])
 

@@ -196,16 +196,16 @@ class Survey(FactBase[dict[str, Any]]):
 
     `paths`: folders whose file system must have room; "disk" has the bytes free on the nearest existing
     parent, "file_system" the name of what they are on; Docker's own root ("docker_root") is added.
-    `port`: a TCP port; its owner is "free", "sparkstack" (our serving unit) or the listening process with its
-    unit or container; "serving" is "yes" where a rank of ours runs. `account`: a user; its number or "none".
-    `downloads`: folders with ":" between; "downloaded" is how many bytes they take on the disk.
+    `port`: a TCP port, or None; its owner is "free", "sparkstack" (our serving unit) or the listening process
+    with its unit or container; "serving" is "yes" where a rank of ours runs. `account`: a user; its number or
+    "none". `downloads`: folders with ":" between; "downloaded" is how many bytes they take on the disk.
     "kernels" is `{version: words}` of /lib/modules, "log" the suspicious lines of the kernel's journal.
     """
 
     default = dict
 
-    def command(self, paths: list[str], port: int, downloads: str = "", account: str = "") -> str:
-        words = ["sh", "-c", SURVEY.read_text(), "survey", str(port), downloads, account, *paths]
+    def command(self, paths: list[str], port: int | None, downloads: str = "", account: str = "") -> str:
+        words = ["sh", "-c", SURVEY.read_text(), "survey", str(port or ""), downloads, account, *paths]
         return " ".join(shlex.quote(word) for word in words)
 
     def process(self, output: list[str]) -> dict[str, Any]:

@@ -25,10 +25,11 @@ MAX_SKEW_SECONDS = 2.0
 _asked: dict[str, HostFacts] = {}
 
 
-def _clock_offset(clock: float, asked: float, answered: float) -> float:
+def _clock_offset(first: float, last: float, asked: float, answered: float) -> float:
     """Seconds by which a host's clock differs from ours at least: it was read some time between asking
-    and answer, and hosts are asked at different moments."""
-    return max(clock - answered, 0.0) + min(clock - asked, 0.0)
+    and answer, and hosts are asked at different moments. `first` and `last`: it was read as the first thing
+    and as the last, so that the time that a survey takes hides nothing."""
+    return max(last - answered, 0.0) + min(first - asked, 0.0)
 
 
 def host_facts(name: str, survey: dict[str, Any], asked: float, answered: float) -> HostFacts:
@@ -39,6 +40,7 @@ def host_facts(name: str, survey: dict[str, Any], asked: float, answered: float)
     if len(fields) == 3:
         gpu = Gpu(fields[0], fields[1], fields[2], survey.get("cuda", ""))
     system, _, version = survey.get("system", "").partition(":")
+    clock = survey.get("clock")
     return HostFacts(
         name=name,
         os_id=system,
@@ -57,7 +59,9 @@ def host_facts(name: str, survey: dict[str, Any], asked: float, answered: float)
         container_toolkit=survey.get("nvidia_ctk"),
         gpu=gpu,
         kernel=survey.get("kernel", ""),
-        clock_epoch_s=_clock_offset(float(survey["clock"]), asked, answered) if survey.get("clock") else None,
+        clock_epoch_s=_clock_offset(float(clock), float(survey.get("clock_last") or clock), asked, answered)
+        if clock
+        else None,
         container=survey.get("container", ""),
         kernels=[
             Kernel(version, "bootable" in words, "nvidia" in words)
@@ -84,16 +88,31 @@ def asks(site: Site) -> list[Ask]:
     ]
 
 
+def _port(site: Site) -> int | None:
+    """The endpoint is the head's; the other ranks listen nowhere, and what listens there may stay."""
+    return site.recipe.serve.port if site.is_head else None
+
+
 def _survey_arguments(site: Site) -> dict[str, Any]:
     # Where Docker will keep its images once this run has told it so.
     data_root = site.data.get("docker_data_root")
-    paths = [site.data.state_dir, *([data_root] if data_root else [])]
+    paths = [*_places(site), *([data_root] if data_root else [])]
     return {
         "paths": paths,
-        "port": site.recipe.serve.port,
+        "port": _port(site),
         "downloads": f"{site.downloads_dir}:{site.downloads_dir}.parts:{site.checkpoint_dir}.partial",
         "account": site.user,
     }
+
+
+def _places(site: Site) -> tuple[str, str, str]:
+    return site.data.state_dir, f"{site.data.state_dir}/downloads", site.checkpoints_dir
+
+
+def _image_root(site: Site, survey: dict[str, Any]) -> str:
+    """Where images land. containerd's store has a place of its own, which no data root moves."""
+    declared = site.data.get("docker_data_root") if survey.get("image_store") != "containerd" else None
+    return str(declared or survey.get("docker_root") or "/var/lib/docker")
 
 
 def _wanted(site: Site, survey: dict[str, Any]) -> Wanted:
@@ -104,21 +123,31 @@ def _wanted(site: Site, survey: dict[str, Any]) -> Wanted:
         image=bool(survey.get("docker") and host.get_fact(ImageId, tag=site.image_tag)),
         downloaded_bytes=_number(survey, "downloaded") or 0,
     )
+    # Sites mount disks where the large things are; a folder that is on its parent's is told by the parent.
+    on = survey.get("file_system", {})
+    state_dir, downloads, checkpoints = _places(site)
+    at_downloads, at_checkpoints = (
+        path if on.get(path) not in (None, on.get(state_dir)) else state_dir
+        for path in (downloads, checkpoints)
+    )
     need = disk_need.need(
         site.recipe.budget,
         transformed=bool(site.transforms),
         head=site.is_head,
         staged=staged,
         keep_source=site.recipe.checkpoint.keep_source,
+        one_file_system=on.get(at_downloads) == on.get(at_checkpoints),
     )
-    disk = {site.data.state_dir: need.weights}
+    disk = {state_dir: 0}
+    disk[at_downloads] = disk.get(at_downloads, 0) + need.download
+    disk[at_checkpoints] = disk.get(at_checkpoints, 0) + need.checkpoint
     if need.image is not None:
-        disk[site.data.get("docker_data_root") or survey.get("docker_root") or "/var/lib/docker"] = need.image
+        disk[_image_root(site, survey)] = need.image
     declared = site.recipe.host.model_dump(exclude_none=True)
     return Wanted(
         systems=[tuple(system.split(":", 1)) for system in site.data.accepted_systems],
         accelerator=site.data.accelerator,
-        port=site.recipe.serve.port,
+        port=_port(site),
         memory_bytes=int(site.recipe.budget.memory_gib * GIB),
         disk_bytes=disk,
         account=site.user,

@@ -1,7 +1,6 @@
-# What preflight judges of a host, as KEY=VALUE lines. Arguments: the port to serve on, the folders of what is
-# downloaded or made already (":" between, "" for none), who works there ("" for nobody), then folders that
-# will need room. Nothing here changes anything, and nothing
-# fails: what cannot be asked stays empty.
+# What preflight judges of a host, as KEY=VALUE lines. Arguments: the port to serve on ("" for none), the folders
+# of what is downloaded or made already (":" between, "" for none), who works there ("" for nobody), then folders
+# that will need room. Nothing here changes anything, and nothing fails: what cannot be asked stays empty.
 port=$1
 downloads=$2
 account=$3
@@ -20,10 +19,14 @@ awk '/^MemAvailable/ {printf "memory_available=%.0f\n", $2*1024} /^MemTotal/ {pr
 docker_root=/var/lib/docker
 if command -v docker >/dev/null; then
     echo "docker=$(docker version --format '{{.Server.Version}}' 2>/dev/null)"
-    said=$(docker info --format '{{.DockerRootDir}}' 2>/dev/null)
-    docker_root=${said:-$docker_root}
+    said=$(docker info --format '{{.DockerRootDir}}|{{.DriverStatus}}' 2>/dev/null)
+    docker_root=${said%%|*}
+    docker_root=${docker_root:-/var/lib/docker}
+    # With containerd's image store, images are in containerd's own folder, wherever Docker's data is.
+    case $said in *io.containerd.snapshotter*) docker_root=/var/lib/containerd image_store=containerd ;; esac
 fi
 echo "docker_root=$docker_root"
+echo "image_store=$image_store"
 
 # Free bytes where a folder is or will be, and what it is on: the file system of its nearest parent.
 for folder in "$@" "$docker_root"; do
@@ -54,7 +57,7 @@ owner() {
     esac
 }
 # The line of a listener ends with users:(("nginx",pid=812,fd=6),("nginx",pid=813,fd=6)), or names nobody.
-if listeners=$(ss -Hltnp "sport = :$port" 2>/dev/null); then
+if [ -n "$port" ] && listeners=$(ss -Hltnp "sport = :$port" 2>/dev/null); then
     owners=$(echo "$listeners" | grep . | while read -r line; do
         case $line in *'(("'*) ;; *) echo "another process" ;; esac
         echo "$line" | grep -oE '"[^"]*",pid=[0-9]+' | sed 's/"\(.*\)",pid=\(.*\)/\2 \1/' | while read -r pid name; do
@@ -89,12 +92,17 @@ echo "grub_once=$(sed -n 's/^next_entry=//p' /boot/grub/grubenv 2>/dev/null)"
 # A container shares its machine's kernel and has no journal of it.
 container=$(systemd-detect-virt --container 2>/dev/null)
 [ "$container" = none ] || echo "container=$container"
-for port in /sys/bus/pci/drivers/mlx5_core/*:*; do
-    [ ! -e "$port" ] || ports="$ports ${port##*/}"
+# By the maker's number: a port that broke may have lost its driver.
+ports=
+for device in /sys/bus/pci/devices/*; do
+    vendor=
+    [ ! -r "$device/vendor" ] || read -r vendor <"$device/vendor"
+    [ "$vendor" != 0x15b3 ] || ports="$ports ${device##*/}"
 done
 echo "connectx=$ports"
 if [ "$container" = none ] && journalctl -k -b -n 1 -o cat --no-pager 2>/dev/null | grep -q .; then
     echo "log_read=yes"
     journalctl -k -b -o cat --no-pager 2>/dev/null | grep -aE 'AER|PCIe Bus Error|mlx5_core.*([Ff]atal|[Hh]ealth|bad device|[Rr]ecover)|NVRM.*(NO_MEMORY|memdescAlloc)' | tail -n 200 | sed 's/^/log:/'
 fi
-true
+# Again: what was asked in between takes its time, and hosts are compared to the second.
+echo "clock_last=$(date +%s.%N)"

@@ -202,6 +202,22 @@ def test_survey(
     assert found["system"].count(":") == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "root", "store"),
+    [
+        ("/data/my docker|[[Backing Filesystem extfs]]", "/data/my docker", ""),
+        ("/data|[[driver-type io.containerd.snapshotter.v1]]", "/var/lib/containerd", "containerd"),
+        ("", "/var/lib/docker", ""),
+    ],
+)
+def test_where_images_land(tools: Callable[..., str], said: str, root: str, store: str) -> None:
+    path = tools(docker=f"[ $1 != info ] || echo '{said}'", ss="echo nginx")
+    found = Survey().process(sh(Survey().command(paths=[], port=None), PATH=path))
+    assert (found["docker_root"], found["image_store"]) == (root, store)
+    assert "port" not in found  # nobody is asked who listens where nothing of ours will
+    assert float(found["clock_last"]) >= float(found["clock"])
+
+
 # A systemctl whose unit goes through the states in a file, one at each `show`; the last one stays.
 SYSTEMCTL = """states={}
 case $1 in

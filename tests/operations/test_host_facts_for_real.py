@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from sparkstack.daemon_json import merge
 from sparkstack.docker_settings import DaemonFile
+from sparkstack.errors import SparkstackError
 from tasks import docker
 from tasks.docker import DaemonJson, DaemonState, Mirrors, Others, Validates
 from tasks.host import Account
@@ -112,6 +114,23 @@ def test_daemon_json_as_it_is(ask: Ask, tmp_path: Path, monkeypatch: pytest.Monk
     assert not found.restart_due
 
 
+def test_bytes_that_are_no_text_are_told_with_their_place(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker, "DUE", str(tmp_path / "due"))
+    path = tmp_path / "daemon.json"
+    path.write_bytes(b'{\r\n  "a": "gr\xfcn"\r\n}\r\n')
+    found = ask(DaemonJson, {}, path=str(path))
+    with pytest.raises(SparkstackError) as caught:
+        merge(found.text, {})
+    assert str(caught.value) == (
+        "/etc/docker/daemon.json:2:11: found a byte that is not UTF-8 (0xfc); wanted UTF-8; correct or "
+        "remove the file"
+    )
+    path.write_bytes(b'{\r\n"a": 1\r\n}\r\n')
+    assert ask(DaemonJson, {}, path=str(path)).text == '{\r\n"a": 1\r\n}\r\n'
+
+
 def test_what_is_no_file(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker, "DUE", str(tmp_path / "due"))
     (tmp_path / "due").touch()
@@ -155,6 +174,11 @@ def test_mirrors_are_asked_at_v2(ask: Ask, registry: str) -> None:
     mirrors = [registry, f"{registry}/", f"{registry}/other", "http://127.0.0.1:9"]
     statuses = ask(Mirrors, mirrors=mirrors)
     assert statuses == dict(zip(mirrors, ["401", "401", "404", "000"], strict=True))
+
+
+def test_without_curl_no_mirror_answers(ask: Ask) -> None:
+    mirrors = ["http://127.0.0.1:9", "http://127.0.0.1:10"]
+    assert ask(Mirrors, {"curl": "exit 127"}, mirrors=mirrors) == dict.fromkeys(mirrors, "000")
 
 
 RUNNING = """case $1 in

@@ -17,6 +17,7 @@ from tasks.site import Site
 
 Sites = Callable[..., list[Site]]
 GIB = 2**30
+STATE = "/var/lib/sparkstack"
 GOOD = {
     "system": "ubuntu:24.04",
     "arch": "aarch64",
@@ -154,6 +155,51 @@ def test_room_is_asked_for_where_it_is_needed(
     with ctx_host.use(site.host):
         wanted = preflight._wanted(site, survey)
     assert wanted.disk_bytes == {folder: size * GIB for folder, size in disk.items()}
+
+
+@pytest.mark.parametrize(
+    ("systems", "data", "disk"),
+    [
+        ({"downloads": "/"}, {}, {STATE: 4, "/var/lib/docker": 2}),
+        ({"checkpoints": "/fast"}, {}, {STATE: 2, f"{STATE}/checkpoints": 2, "/var/lib/docker": 2}),
+        ({"downloads": "/big"}, {}, {STATE: 2, f"{STATE}/downloads": 2, "/var/lib/docker": 2}),
+        (
+            {"downloads": "/big", "checkpoints": "/big"},
+            {},
+            {STATE: 0, f"{STATE}/downloads": 2, f"{STATE}/checkpoints": 2, "/var/lib/docker": 2},
+        ),
+        # containerd's store is not moved by Docker's data root
+        ({}, {"image_store": "containerd", "docker_root": "/c"}, {STATE: 4, "/c": 2}),
+    ],
+)
+def test_room_is_asked_for_on_the_disk_that_is_mounted_there(
+    sites: Sites, systems: dict[str, str], data: dict[str, str], disk: dict[str, int]
+) -> None:
+    (site,) = sites(1, docker_data_root="/data" if data else None)
+    budget = Budget(memory_gib=3, disk_gib=6, download_gib=2)
+    site = replace(site, recipe=site.recipe.model_copy(update={"budget": budget}))
+    site.host.facts = {Json: None, ImageId: None}
+    mounted = {f"{STATE}/{name}": mount for name, mount in systems.items()}
+    survey = {**GOOD, **data, "file_system": {**GOOD["file_system"], **mounted}}  # type: ignore[dict-item]
+    with ctx_host.use(site.host):
+        wanted = preflight._wanted(site, survey)
+    assert wanted.disk_bytes == {folder: size * GIB for folder, size in disk.items()}
+
+
+def test_the_port_is_wanted_where_the_endpoint_is(sites: Sites) -> None:
+    head, worker = sites(2)
+    assert check(worker, port="nginx (pid 8)") == []
+    (said,) = failed(head, check(head, port="nginx (pid 8)"))
+    assert said.startswith("port 8000: found nginx (pid 8); wanted free, or ours; ")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "offset"), [(1000.2, 1003.9, 0), (1003, 1007, 3), (997, 1001, -3), (1000.5, 1003, 0)]
+)
+def test_a_survey_that_takes_its_time_hides_no_difference(first: float, last: float, offset: float) -> None:
+    """Asked at 1000, answered at 1004."""
+    facts = preflight.host_facts("spark-1", {"clock": str(first), "clock_last": str(last)}, 1000.0, 1004.0)
+    assert facts.clock_epoch_s == offset
 
 
 def test_room_for_a_staged_checkpoint_is_not_asked_for_again(sites: Sites) -> None:

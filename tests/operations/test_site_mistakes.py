@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +13,7 @@ from fake_host import FakeHost
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_host, ctx_inventory
 
-from tasks import site
+from tasks import declared, site
 
 with patch("gevent.monkey.patch_all"):  # as in test_fixtures.py
     from pyinfra_cli.util import parse_cli_arg
@@ -45,6 +46,18 @@ def forget_recipes() -> Iterator[None]:
     site._recipe.cache_clear()
     yield
     site._recipe.cache_clear()
+
+
+def test_a_password_in_pyinfras_settings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never its value. The option that asks for it on the terminal sets the same."""
+    host = FakeHost("spark-1")
+    host.state.config = SimpleNamespace(SUDO_PASSWORD="s3cr3t")
+    assert [str(one) for one in declared.problems(host)] == [
+        "config.py: found SUDO_PASSWORD; wanted no password in a file or an argument; take it out; set "
+        "SPARKSTACK_SUDO_PASSWORD, or type it on the terminal"
+    ]
+    monkeypatch.setattr("sys.argv", ["pyinfra", "--same-sudo-password", "x.py", "deploy.py"])
+    assert declared.problems(host) == []
 
 
 def test_unknown_recipe_lists_the_known_ones() -> None:

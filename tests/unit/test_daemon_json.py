@@ -51,6 +51,10 @@ def test_values_that_python_holds_for_equal_are_not(there: str, wanted: object) 
     assert merge(f'{{"a": {there}}}', {"a": wanted}) == json.dumps({"a": wanted}, indent=4) + "\n"
 
 
+def test_what_utf8_cannot_write_stays_as_json_names_it() -> None:
+    assert merge('{"a": "\\ud800"}', {"b": 1}) == '{\n    "a": "\\ud800",\n    "b": 1\n}\n'
+
+
 @pytest.mark.parametrize("current", [None, "", "  \n"])
 def test_no_file_and_an_empty_file_are_an_empty_object(current: str | None) -> None:
     assert merge(current, {"a": "ü"}) == '{\n    "a": "ü"\n}\n'
@@ -65,6 +69,10 @@ def test_no_file_and_an_empty_file_are_an_empty_object(current: str | None) -> N
         ("null", "/etc/docker/daemon.json: found null; wanted a JSON object;"),
         ('{"a": NaN}', "/etc/docker/daemon.json: found NaN;"),
         ('{"a": 1, "a": 2}', "/etc/docker/daemon.json: found key 'a' twice;"),
+        ('\ufeff{"a": 1}', "/etc/docker/daemon.json:1:1: found a byte order mark before the JSON; wanted"),
+        ('{\n "\udcfc": 1}', "/etc/docker/daemon.json:2:3: found a byte that is not UTF-8 (0xfc); wanted"),
+        ("[" * 100_000, "/etc/docker/daemon.json: found JSON that is nested too deep, or a number that is"),
+        (f'{{"a": {"1" * 5000}}}', "/etc/docker/daemon.json: found JSON that is nested too deep, or a"),
     ],
 )
 def test_what_is_no_object_is_an_error_that_says_where(current: str, message: str) -> None:

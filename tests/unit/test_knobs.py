@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import runpy
 from pathlib import Path
@@ -139,7 +140,13 @@ WRONG: list[tuple[str, Any, str]] = [
         "found accepted_systems.0 = 'ubuntu 24.04' (text); wanted ID:VERSION_ID of /etc/os-release, su",
     ),
     ("accepted_systems", ["Ubuntu:24.04"], "found accepted_systems.0 = 'Ubuntu:24.04' (text); wanted ID"),
-    ("accepted_systems", [], "found accepted_systems = [] (a list); wanted "),
+    ("accepted_systems", [], f"found accepted_systems = [] (a list); wanted at least one; {SEE}"),
+    ("state_dir", "/var/lib/../x", "found state_dir = '/var/lib/../x' (text); wanted an absolute path of"),
+    ("docker_settings", {"a": {1}}, "found docker_settings = {"),
+    ("docker_settings", {"a": {"b": [b"x"]}}, "found docker_settings = {"),
+    ("docker_settings", {"a": {1: 2}}, "found docker_settings = {"),
+    ("docker_settings", {"a": math.nan}, "found docker_settings = {"),
+    ("docker_settings", {"a": "\ud800"}, "found docker_settings = {"),
     ("packages", ["curl; reboot"], "found packages.0 = 'curl; reboot' (text); wanted the name of a "),
     ("held_packages", ["linux image"], "found held_packages.0 = 'linux image' (text); wanted a package's"),
     (
@@ -192,6 +199,14 @@ WRONG: list[tuple[str, Any, str]] = [
 def test_what_is_wrong_is_one_line(name: str, value: Any, line: str) -> None:
     (found,) = lines(**{name: value})
     assert found.startswith(f"group_data/lab.py: {line}")
+
+
+def test_what_is_no_json_is_told_with_its_place() -> None:
+    (found,) = lines(docker_settings={"a": {"b": [b"x"]}})
+    assert found == (
+        "group_data/lab.py: found docker_settings = {'a': {'b': [b'x']}} (a dictionary); wanted at a.b.0 "
+        f"what JSON has: text, numbers, True, False, None, lists, dictionaries with text as keys; {SEE}"
+    )
 
 
 def test_a_name_that_is_gone_is_said() -> None:

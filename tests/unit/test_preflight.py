@@ -248,12 +248,28 @@ def test_like_hosts() -> None:
         ({"arch": "x86_64"}, "all hosts: architecture: found spark-1 aarch64, spark-2 x86_64; wanted the same on all hosts; use like machines"),
         ({"kernel": "6.17"}, "all hosts: kernel: found spark-1 6.14.0-1013-nvidia, spark-2 6.17; wanted the same on all hosts; bring all hosts to the same DGX OS update"),
         ({"gpu": Gpu("NVIDIA GB10", "12.1", "590.1")}, "all hosts: driver: found spark-1 580.95.05, spark-2 590.1; wanted the same on all hosts; bring all hosts to the same DGX OS update"),
-        ({"clock_epoch_s": 940.0}, "all hosts: clocks: found 60.0 s between spark-2 and spark-1; wanted at most 30 s apart; switch time synchronisation on (timedatectl set-ntp true)"),
+        ({"clock_epoch_s": 940.0}, "all hosts: clocks: found 60.0 s between spark-2 and spark-1; wanted less than 30 s apart; switch time synchronisation on (timedatectl set-ntp true)"),
     ],
 )  # fmt: skip
 def test_hosts_that_differ(other: dict[str, object], line: str) -> None:
     results = across([FACTS, replace(FACTS, name="spark-2", **other)])  # type: ignore[arg-type]
     assert [str(result) for result in results if result.status == "failed"] == [line]
+
+
+@pytest.mark.parametrize(("other", "status"), [(1001.9, "ok"), (1002.0, "failed"), (997.0, "failed")])
+def test_clocks_are_less_than_two_seconds_apart(other: float, status: str) -> None:
+    hosts = [replace(FACTS, clock_epoch_s=1000.0), replace(FACTS, name="spark-2", clock_epoch_s=other)]
+    assert by_name(across(hosts, 2.0))["clocks"].status == status
+    # A third one that says nothing hides nothing.
+    third = replace(FACTS, name="spark-3", clock_epoch_s=None)
+    assert by_name(across([*hosts, third], 2.0))["clocks"].status == (
+        "failed" if status == "failed" else "not checked"
+    )
+
+
+def test_where_nothing_will_listen_no_port_is_wanted() -> None:
+    results = check(replace(FACTS, port_owner="nginx (pid 8)"), replace(WANTED, port=None))
+    assert not [result for result in results if result.name.startswith("port") or result.status == "failed"]
 
 
 def test_what_one_of_them_did_not_say_is_not_checked() -> None:

@@ -4,6 +4,7 @@ import os
 import sys
 
 from pyinfra import config
+from pyinfra.api.exceptions import PyinfraError
 from pyinfra_cli import cli
 
 # A cluster with a rank missing cannot serve: the first failing host stops the run for all.
@@ -17,3 +18,13 @@ if any(word.endswith("doctor.py") for word in sys.argv):
     # nobody is asked whether to go on. Without -y pyinfra would ask, before any code of ours runs.
     config.FAIL_PERCENT = None
     cli._do_confirm = lambda message: "failed to connect" in message
+
+    def _connect_all(state, connect=cli.connect_all):
+        try:
+            connect(state)
+        except PyinfraError:
+            from tasks import doctor
+
+            sys.exit(doctor.nobody_answers(state.inventory))
+
+    cli.connect_all = _connect_all

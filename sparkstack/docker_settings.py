@@ -94,24 +94,19 @@ def restart_refused(
     )
 
 
-def mirror_warnings(name: str, answers: Mapping[str, str]) -> list[str]:
-    """A line for each mirror that does not answer as a registry. `answers`: mirror -> HTTP status or "".
+def mirror_warnings(name: str, answers: Mapping[str, str]) -> list[Problem]:
+    """One for each mirror that does not answer as a registry. `answers`: mirror -> HTTP status or "".
 
     401 is an answer: the registry is there and wants a login.
     """
-    lines = []
-    for mirror, status in answers.items():
-        if status in ("200", "401"):
-            continue
-        found = f"HTTP status {status}" if status not in ("", "000") else "no answer"
-        lines.append(
-            str(
-                Problem(
-                    f"{name}: mirror {mirror}",
-                    found,
-                    "a registry at its /v2/",
-                    "correct docker_mirrors; Docker goes on to the next one",
-                )
-            )
+    remedy = "correct docker_mirrors; Docker goes on to the next one"
+    return [
+        Problem(
+            f"{name}: mirror {mirror}",
+            f"HTTP status {status}" if status not in ("", "000") else "no answer",
+            "a registry at its /v2/",
+            remedy,
         )
-    return lines
+        for mirror, status in answers.items()
+        if status not in ("200", "401")
+    ]

@@ -15,14 +15,20 @@ from rich.text import Text
 
 from sparkstack.host_facts import CheckResult
 
-Status = Literal["ok", "drift", "failed", "not checked"]
-STYLES: dict[str, str] = {"ok": "green", "drift": "yellow", "failed": "red", "not checked": "dim"}
+Status = Literal["ok", "warning", "drift", "failed", "not checked"]
+STYLES: dict[str, str] = {
+    "ok": "green",
+    "warning": "magenta",
+    "drift": "yellow",
+    "failed": "red",
+    "not checked": "dim",
+}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One check of one host. "drift" is what the next `deploy.py` would change; `stage` is the part of a run
-    that the check belongs to."""
+    """One check of one host. "drift" is what the next `deploy.py` would change, "warning" what is wrong and
+    stops nothing; `stage` is the part of a run that the check belongs to."""
 
     host: str
     stage: str
@@ -80,8 +86,9 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Nothing failed and nothing drifted. What was not checked is neither good nor bad: it is shown."""
-        return all(line.status in ("ok", "not checked") for line in self.lines)
+        """Nothing failed and nothing drifted. What was not checked is neither good nor bad: it is shown, as
+        warnings are."""
+        return not any(line.status in ("failed", "drift") for line in self.lines)
 
     def to_json(self) -> str:
         value = {"format": 1, "ok": self.ok, **asdict(self)}
@@ -95,7 +102,8 @@ class Diagnosis:
         """One line: how many checks, and how they ended."""
         counts = [
             f"{sum(line.status == status for line in self.lines)} {status}"
-            for status in ("ok", "drift", "failed", "not checked")
+            for status in ("ok", "drift", "failed", "not checked", "warning")
+            if status != "warning" or any(line.status == status for line in self.lines)
         ]
         return f"{'healthy' if self.ok else 'not as declared'}: {', '.join(counts)}"
 
@@ -127,7 +135,7 @@ class Diagnosis:
 
     def _told(self) -> Iterable[Line]:
         """What is wrong first, then what was not checked, then how much of each stage is well."""
-        for status in ("failed", "drift", "not checked"):
+        for status in ("failed", "drift", "warning", "not checked"):
             yield from (line for line in self.lines if line.status == status)
         counts: dict[tuple[str, str], int] = {}
         for line in self.lines:

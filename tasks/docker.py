@@ -170,8 +170,9 @@ def mirrors_answer(mirrors: list[str]) -> Commands:
     """
     yield from ()
     if mirrors:
-        for line in docker_settings.mirror_warnings(host.name, host.get_fact(Mirrors, mirrors=mirrors)):
-            host.log_styled(line, fg="yellow", log_func=logger.warning)
+        for problem in docker_settings.mirror_warnings(host.name, host.get_fact(Mirrors, mirrors=mirrors)):
+            host.log_styled(str(problem), fg="yellow", log_func=logger.warning)
+            drift.warns(problem)
     host.noop("mirrors were asked")
 
 

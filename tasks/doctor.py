@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -168,11 +168,18 @@ def _evaluated(site: Site, stage: str, name: str, operation: Any) -> list[Line]:
     with drift.listen(host.name) as told:
         commands = list(operation.command_generator())
     remedy = f"run deploy.py --data only={stage}"
-    remedies = {"drift": remedy, "not checked": ""}
     things = {one.thing for one in told}
     told += [one for one in _files(site, commands) if one.thing not in things]
     lines = [
-        Line(one.host, stage, one.thing, one.status, one.found, one.wanted, remedies[one.status])
+        Line(
+            one.host,
+            stage,
+            one.thing,
+            one.status,
+            one.found,
+            one.wanted,
+            remedy if one.status == "drift" else one.remedy,
+        )
         for one in told
     ]
     for command in commands:
@@ -220,8 +227,17 @@ def _conclude(site: Site, stages: list[str]) -> int:
     if "preflight" in stages:
         compared = preflight.compared([one.name for one in site.hosts])
         lines = [*map(Line.of_check, compared), *lines]
+    return _tell(lines, site.recipe.name, site.release_id)
+
+
+def nobody_answers(hosts: Iterable[Any]) -> int:
+    """The result where pyinfra reached no host at all, and ends the run before it loads the declaration."""
+    return _tell([_not_examined(one) for one in hosts], "", "")
+
+
+def _tell(lines: list[Line], recipe: str, release: str) -> int:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    diagnosis = Diagnosis(stamp, site.recipe.name, site.release_id, list(dict.fromkeys(lines)))
+    diagnosis = Diagnosis(stamp, recipe, release, list(dict.fromkeys(lines)))
     path = REPORTS / f"doctor-{stamp}.json"
     diagnosis.write(path)
     diagnosis.render(Console())

@@ -13,6 +13,8 @@ from typing import Literal
 
 from pyinfra import host as current_host
 
+from sparkstack.errors import Problem
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -20,7 +22,9 @@ class Difference:
     thing: str
     found: str
     wanted: str
-    status: Literal["drift", "not checked"] = "drift"
+    status: Literal["drift", "warning", "not checked"] = "drift"
+    # What to do about a warning, which no deployment mends.
+    remedy: str = ""
 
 
 # Hosts are looked at side by side: each has its own list while somebody listens.
@@ -39,6 +43,16 @@ def not_checked(thing: str, why: str) -> None:
     listening = _heard.get(current_host.name)
     if listening is not None:
         listening.append(Difference(current_host.name, thing, why, "", "not checked"))
+
+
+def warns(problem: Problem) -> None:
+    """Something of the current host is wrong that stops no deployment, and that none mends."""
+    listening = _heard.get(current_host.name)
+    if listening is not None:
+        name = current_host.name
+        thing = problem.where.removeprefix(f"{name}: ")
+        said = Difference(name, thing, problem.found, problem.wanted, "warning", problem.remedy)
+        listening.append(said)
 
 
 @contextmanager

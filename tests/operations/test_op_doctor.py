@@ -17,7 +17,8 @@ from pyinfra.context import ctx_host
 
 from sparkstack.doctor import Line
 from sparkstack.stages import STAGES
-from tasks import benchmark, doctor, drift, remote
+from tasks import benchmark, docker, doctor, drift, remote
+from tasks.docker import Mirrors
 from tasks.facts import FileStates, Json
 from tasks.files import ManagedFile
 from tasks.site import ROOT, Site
@@ -257,6 +258,29 @@ def test_a_host_without_connection_is_a_failure(
         "spark-2: preflight: connection: failed: found no connection; wanted an answer by SSH; see that it "
         "is on, and that its address in the inventory is right"
     )
+
+
+def test_where_no_host_answers_there_is_a_report_all_the_same(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "REPORTS", tmp_path)
+    assert doctor.nobody_answers([site.host for site in sites(2)]) == 1
+    (report,) = tmp_path.glob("doctor-*.json")
+    value = json.loads(report.read_text())
+    assert value["ok"] is False
+    assert [(line["host"], line["found"]) for line in value["lines"]] == [
+        ("spark-1", "no connection"), ("spark-2", "no connection")
+    ]  # fmt: skip
+
+
+def test_a_dead_mirror_is_a_warning_and_nothing_else(run: Run) -> None:
+    (site,) = run.sites
+    site.host.facts = {Mirrors: {"http://a": "200", "http://b": "000"}}
+    code, lines = run(mirrors=lambda: docker.mirrors_answer._inner(["http://a", "http://b"]))
+    assert (code, [(line.check, line.status, line.found) for line in lines]) == (
+        0, [("mirror http://b", "warning", "no answer")]
+    )  # fmt: skip
+    assert lines[0].remedy == "correct docker_mirrors; Docker goes on to the next one"
 
 
 def test_a_host_that_was_left_out_is_not_checked(

@@ -58,7 +58,7 @@ def own_log_driver(file: DaemonFile) -> str | None:
     text = file.before if file.ours else file.text
     try:
         value = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value.get("log-driver") if isinstance(value, dict) else None
 

@@ -44,7 +44,7 @@ class DaemonJson(FactBase[DaemonFile]):
             '[ ! -f "$p" ] || k=file; '
             '[ ! -L "$p" ] || k=symlink; echo "kind=$k"; '
             '[ $k != symlink ] || echo "links_to=$(readlink "$p")"; '
-            '[ $k != file ] || stat -c "stat=%a %U:%G" "$p"; '
+            '[ $k != file ] || stat -c "stat=%a %u:%g" "$p"; '
             "command -v nvidia-smi >/dev/null && command -v nvidia-ctk >/dev/null && echo gpu=yes; "
             f"[ ! -e {DUE} ] || echo restart_due=yes; "
             f'echo "ours=$(tail -n 1 {undo.ROOT}/settings"$p" 2>/dev/null)"; '

@@ -111,6 +111,8 @@ def test_daemon_json_as_it_is(ask: Ask, tmp_path: Path, monkeypatch: pytest.Monk
     path.chmod(0o640)
     found = ask(DaemonJson, {}, path=str(path))
     assert (found.kind, found.text, found.mode) == ("file", text, "640")
+    # By number: an owner that has no name keeps the file, too.
+    assert found.owner == f"{os.getuid()}:{os.getgid()}"
     assert not found.restart_due
 
 

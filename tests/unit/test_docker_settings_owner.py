@@ -36,4 +36,5 @@ def test_the_driver_is_the_owners_and_not_the_one_that_we_set() -> None:
     assert own_log_driver(DaemonFile(text='{"log-driver": "syslog"}')) == "syslog"
     ours = DaemonFile(text='{"log-driver": "json-file"}', ours={"log-driver": "json-file"}, before="{}")
     assert own_log_driver(ours) is None
-    assert own_log_driver(DaemonFile(text="not JSON")) is None
+    for text in ("not JSON", "[" * 100_000, "[]", '"x"'):
+        assert own_log_driver(DaemonFile(text=text)) is None

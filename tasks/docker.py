@@ -6,7 +6,6 @@ starts them after, in rank order (`--data restart_serving=yes`).
 
 from __future__ import annotations
 
-import base64
 import json
 import shlex
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from sparkstack import daemon_json, differences, docker_settings, knobs
 from sparkstack.docker_settings import DaemonFile
 from sparkstack.errors import SparkstackError
 from tasks import activation, drift, undo
-from tasks.facts import Ask, ServeState
+from tasks.facts import Ask, ServeState, decoded
 from tasks.files import Commands, ManagedFile
 from tasks.remote import fail, report_failure, shell
 from tasks.site import Site
@@ -57,21 +56,15 @@ class DaemonJson(FactBase[DaemonFile]):
         mode, _, owner = found.get("stat", "644 root:root").partition(" ")
         return DaemonFile(
             kind=found.get("kind", "absent"),
-            # Bytes: what is not UTF-8 is a mistake to tell, and no answer that cannot be read.
-            text=_text(found["text"]) if "text" in found else None,
+            text=decoded(found["text"]) if "text" in found else None,
             mode=mode.zfill(3),
             owner=owner,
             links_to=found.get("links_to", ""),
             gpu="gpu" in found,
             restart_due="restart_due" in found,
             ours=json.loads(found.get("ours") or "{}"),
-            before=_text(found["before"]) if "before" in found else None,
+            before=decoded(found["before"]) if "before" in found else None,
         )
-
-
-def _text(encoded: str) -> str:
-    """Bytes that are no UTF-8 become characters that no text has; the core refuses them with their place."""
-    return base64.b64decode(encoded).decode(errors="surrogateescape")
 
 
 class Validates(FactBase[bool]):

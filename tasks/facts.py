@@ -5,6 +5,7 @@ A fact never fails a host: what is not there is None, and "could not be asked" i
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 from pathlib import Path
@@ -42,12 +43,18 @@ class Text(FactBase[str | None]):
     """Returns a file's text with its line ends, or None where there is none."""
 
     def command(self, path: str) -> str:
-        # The closing dot keeps trailing newlines, which line-wise output would lose.
+        # As it is, to the byte: pyinfra reads lines, and only UTF-8.
         quoted = shlex.quote(path)
-        return f"if [ -f {quoted} ]; then cat {quoted}; echo .; fi"
+        return f"if [ -f {quoted} ]; then base64 -w 0 {quoted}; echo; fi"
 
     def process(self, output: list[str]) -> str | None:
-        return "\n".join(output)[:-1] if output else None
+        return decoded(output[0]) if output else None
+
+
+def decoded(encoded: str) -> str:
+    """A file's bytes (base64) as text. A byte that is not UTF-8 becomes a character that no text has, so that
+    who reads the file can refuse it and name its place."""
+    return base64.b64decode(encoded).decode(errors="surrogateescape")
 
 
 class CondaEnvironment(FactBase[str | None]):

@@ -57,15 +57,19 @@ def no_operation(*data: str) -> None:
 
 
 def test_preflight_names_user_distribution_and_who_has_the_port(sparks: list[Spark]) -> None:
-    """All in one run, before any change; the port is somebody else's although a rank of ours runs there."""
+    """All in one run, before any change; the port is somebody else's although our endpoint is there, too.
+    On a worker, where nothing of ours listens, a port may be anybody's."""
     head, worker = sparks
     fedora = "rm /etc/os-release; printf 'ID=fedora\\nVERSION_ID=42\\n' > /etc/os-release"
-    web = "systemd-run --quiet --unit=other-web python3 -m http.server 8000 --bind 127.0.0.1"
-    listens = "for i in $(seq 50); do ss -Hltn sport = :8000 | grep -q . && break; sleep 0.1; done"
-    with changed(
-        worker,
-        f"cp -a /etc/os-release /root/os-release; {fedora}; {web}; {listens}",
-        "systemctl stop other-web; mv -f /root/os-release /etc/os-release",
+    web = "systemd-run --quiet --unit=other-web python3 -m http.server 8000 --bind 127.0.0.9"
+    listens = "for i in $(seq 50); do ss -Hltn src 127.0.0.9:8000 | grep -q . && break; sleep 0.1; done"
+    with (
+        changed(head, f"{web}; {listens}", "systemctl stop other-web"),
+        changed(
+            worker,
+            f"cp -a /etc/os-release /root/os-release; {fedora}; {web}; {listens}",
+            "systemctl stop other-web; mv -f /root/os-release /etc/os-release",
+        ),
     ):
         before = [spark.files() for spark in sparks]
         run = deploy("user=nobody-such")
@@ -75,9 +79,9 @@ def test_preflight_names_user_distribution_and_who_has_the_port(sparks: list[Spa
             f"spark-1: {no_user}",
             f"spark-2: {no_user}",
             "spark-2: system: found fedora 42; wanted debian 12; ",
-            r"spark-2: port 8000: found python3 \(pid \d+, other-web\.service\); wanted free, or ours; ",
+            r"spark-1: port 8000: found python3 \(pid \d+, other-web\.service\); wanted free, or ours; ",
         )
-        assert "spark-1: system" not in run.output and "spark-1: port" not in run.output
+        assert "spark-1: system" not in run.output and "spark-2: port" not in run.output
         assert [spark.files() for spark in sparks] == before
     # The head's own listener is ours, by its unit and not by its name.
     assert "sparkstack" in head.run("docker ps --format '{{.Names}}'")

@@ -18,7 +18,7 @@ from sparkstack import daemon_json, netplan, topology
 from sparkstack.machine import Machine
 from tasks import put_back, remove, remove_docker, undo
 from tasks.docker import Others
-from tasks.facts import Addresses, Text, UnitState
+from tasks.facts import Addresses, Text, UnitState, decoded
 from tasks.machine import MachineState
 from tasks.remove import Jobs, Leavings, Removal, take_back
 from tasks.remove_facts import DataRoots, DockerThings, is_ours
@@ -206,10 +206,19 @@ def test_the_same_text_with_another_mode_is_put_back_without_a_restart(host: Fak
 
 def test_a_daemon_json_that_is_broken_is_left_alone(host: FakeHost) -> None:
     texts(host, "{", BEFORE)
+    left_alone(host, "/etc/docker/daemon.json:1:2: found invalid JSON (")
+
+
+def test_a_daemon_json_that_is_no_text_is_left_alone(host: FakeHost) -> None:
+    texts(host, decoded(base64.b64encode(b'{"a": "gr\xfcn"}').decode()), BEFORE)
+    left_alone(host, "/etc/docker/daemon.json:1:10: found a byte that is not UTF-8 (0xfc); wanted UTF-8; ")
+
+
+def left_alone(host: FakeHost, said: str) -> None:
     commands = commands_of(remove.daemon_json_back, host)
     assert shell_lines(commands) == [] and not follow(commands, host)
     (line,) = host.shown
-    assert line.startswith("spark-1: remove: /etc/docker/daemon.json:1:2: found invalid JSON (")
+    assert line.startswith(f"spark-1: remove: {said}")
 
 
 def test_our_addresses_go_and_those_of_others_stay(host: FakeHost) -> None:

@@ -162,7 +162,7 @@ def test_a_kill_at_every_moment(tmp_path: Path, hub: Hub, keep_source: bool) -> 
     moments, reference = int((tmp_path / "count").read_text()), made(first)
     assert moments > 30
     # All of them are a minute's work: ./test does it, ./test --fast takes some.
-    step = 1 if os.environ.get("SPARKSTACK_TEST_THOROUGH") else 31
+    step = 1 if os.environ.get("THOROUGH_TESTS") else 31
     for moment in range(1, moments + 1, step):
         host = Host(tmp_path / f"at-{moment}")
         plan = planned(host)

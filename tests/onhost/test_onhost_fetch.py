@@ -437,7 +437,7 @@ def test_a_kill_at_every_moment_of_a_fetch(
         assert end_of(in_a_child(lambda: Deadly(None, tmp_path / "count"), plan)) == 0
         moments, reference = int((tmp_path / "count").read_text()), mine(first)
         assert moments > 10
-        for moment in range(1, moments + 1, 1 if os.environ.get("SPARKSTACK_TEST_THOROUGH") else 9):
+        for moment in range(1, moments + 1, 1 if os.environ.get("THOROUGH_TESTS") else 9):
             host = Host(tmp_path / f"at-{mending}-{moment}")
             plan = plan_of(host, share, token)
             if mending:

@@ -167,6 +167,8 @@ def _listed(where: str, nodes: Sequence[str], cables: Sequence[str], problems: l
             problems.append(Problem(where, f"cable {text!r}", form, "a cable has two ends"))
         if ends and {end.node for end in ends} == {ends[0].node} and len(ends) > 1:
             problems.append(Problem(where, f"cable {text!r}", "ends on different nodes", "correct one end"))
+        else:
+            problems += _doubled(where, ends)
         links.append(tuple(ends))
     used = Counter(end for link in links for end in link)
     for end, count in used.items():
@@ -174,6 +176,25 @@ def _listed(where: str, nodes: Sequence[str], cables: Sequence[str], problems: l
             found = f"port {end.port} of {end.node!r} in {count} places of `cables`"
             problems.append(Problem(where, found, "each port once", "a cage holds one cable"))
     return links
+
+
+def _doubled(where: str, ends: Sequence[End]) -> list[Problem]:
+    """Nodes with both ports on one link: two of their interfaces would share a subnet."""
+    return [
+        Problem(
+            where,
+            f"both ports of {name!r} on one switch",
+            "one port of each node",
+            f"take a cable of {name!r} out: a Spark is no faster with two",
+        )
+        for name in dict.fromkeys(end.node for end in ends)
+        if len({end.port for end in ends if end.node == name}) > 1
+    ]
+
+
+def doubled(links: Sequence[Link]) -> list[Problem]:
+    """The same for links that were found."""
+    return [problem for link in links for problem in _doubled("fabric", link)]
 
 
 def _shape(where: str, kind: str, nodes: Sequence[str], links: Sequence[Link]) -> list[Problem]:

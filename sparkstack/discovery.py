@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkstack.cabling import Cabling, End, Link, declared
+from sparkstack.cabling import Cabling, End, Link, declared, doubled
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.fabric import FabricPlan, Ports
 
@@ -113,7 +113,8 @@ def proposed(names: Mapping[str, Ports], there: Found) -> Cabling:
         "a pair, a ring or a switch of all hosts",
         "plug in what is missing below",
     )
-    raise CablingError([problem], [*_titled("found", _drawn(there.links, there.idle))])
+    problems = doubled(there.links) or [problem]
+    raise CablingError(problems, [*_titled("found", _drawn(there.links, there.idle))])
 
 
 def _usual(kind: str, nodes: Sequence[str]) -> list[Cabling]:

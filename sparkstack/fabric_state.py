@@ -45,7 +45,7 @@ class FabricState:
     came back, a packet of the full MTU or only a small one; no entry where it was not asked. `trying`: a
     change of the network is under way, of another run. `key` and `host_key` are public keys ("ssh-ed25519
     AAAA…"), "" where there is none: of this host towards the others, and of its sshd; `peer_user`: the user
-    as whom the others come is there."""
+    as whom the others come is there. `ssh_port`: where its sshd listens, None where it did not say."""
 
     links: Mapping[str, Link] = field(default_factory=dict)
     routes: Sequence[str] = ()
@@ -58,6 +58,7 @@ class FabricState:
     key: str = ""
     host_key: str = ""
     peer_user: bool = False
+    ssh_port: int | None = None
 
 
 _KEYS = {"interface-name": "interface", "mac-address": "mac", "controller": "master"}
@@ -71,6 +72,7 @@ def parse(lines: Sequence[str]) -> FabricState:
     profiles: list[Profile] = []
     profile: dict[str, str] = {}
     trying = peer_user = False
+    ssh_port = None
     public = {"id_ed25519.pub": "", "ssh_host_ed25519_key.pub": ""}
     for line in lines:
         word, _, rest = line.partition(" ")
@@ -101,6 +103,8 @@ def parse(lines: Sequence[str]) -> FabricState:
         elif word == "public":
             name, _, text = rest.partition(" ")
             public[name] = text
+        elif word == "sshd-port":
+            ssh_port = int(rest)
         elif word == "trying":
             trying = True
         elif word == "peer-user":
@@ -117,6 +121,7 @@ def parse(lines: Sequence[str]) -> FabricState:
         public["id_ed25519.pub"],
         public["ssh_host_ed25519_key.pub"],
         peer_user,
+        ssh_port,
     )
 
 

@@ -233,7 +233,12 @@ def collective(host: str, found: Collective, wanted: LinkWanted, ring: bool) -> 
     if found.gbytes >= least:
         return CheckResult(host, name, "ok", text, want)
     remedy = next(
-        (cause for low, high, cause in COLLECTIVE_CAUSES if low <= found.gbytes < high),
-        "see NCCL's own words: `journalctl -u sparkstack-nccl`",
+        (
+            cause
+            for low, high, cause in COLLECTIVE_CAUSES
+            # What goes over RDMA is slow for another reason.
+            if low <= found.gbytes < high and not (found.transport == "IB" and cause == COLLECTIVE_CAUSES[2][2])
+        ),
+        "see NCCL's own words: results/link/nccl.log in the `state_dir` of each host",
     )
     return CheckResult(host, name, "failed", text, want, remedy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.fabric import FabricPlan
@@ -34,7 +35,8 @@ def host_address(plan: FabricPlan, node: str, management_address: str = "") -> s
     """The address by which the other ranks find `node`: VLLM_HOST_IP, and the head's is the master address.
 
     On a ring no fabric network holds all nodes, so they meet on the management network.
-    Errors: SparkstackError for a ring without `management_address`.
+    Errors: SparkstackError for a ring whose `management_address` is none, or a name: vLLM listens on it, and
+    listens on addresses only.
     """
     if plan.kind == "single":
         return LOOPBACK
@@ -43,7 +45,13 @@ def host_address(plan: FabricPlan, node: str, management_address: str = "") -> s
             raise SparkstackError(
                 Problem(node, "no management address", "one for a ring", "name it in the inventory")
             )
-        return management_address
+        try:
+            return str(ip_address(management_address))
+        except ValueError:
+            found, wanted = f"management address {management_address!r}", "an IP address for a ring"
+            raise SparkstackError(
+                Problem(node, found, wanted, "set `address` in the inventory")
+            ) from None
     return plan.of(node)[0].address
 
 

@@ -22,7 +22,8 @@ from sparkstack.routes import collisions
 __all__ = ["KINDS", "FabricPlan", "Interface", "Node", "collisions", "plan", "plan_of", "twins"]
 
 FIRST_OCTET = 254 - MOST + 1
-DEFAULT_BASE = {"pair": "192.168.100.0/22", "switch": "192.168.100.0/22", "ring": "10.20.0.0/16"}
+DEFAULT_BASE = "192.168.96.0/19"
+"""One for all kinds, so that a pair that becomes a switch keeps its addresses; enough for a ring of 16."""
 
 
 def twins(port: int) -> Twins:
@@ -60,7 +61,7 @@ def plan_of(
     a host's last octet is 10 plus its place in the inventory. `names` has the interfaces of hosts that do not
     call them as DGX OS does. Errors: SparkstackError for a base without room, and for one name twice.
     """
-    base = base or DEFAULT_BASE.get(cabling.kind, DEFAULT_BASE["pair"])
+    base = base or DEFAULT_BASE
     usual: Ports = {0: twins(0), 1: twins(1)}
     named = {name: {**usual, **(names or {}).get(name, {})} for name in nodes}
     _check_names(named)

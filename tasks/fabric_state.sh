@@ -63,6 +63,8 @@ done
 for f in "$keys/id_ed25519.pub" /etc/ssh/ssh_host_ed25519_key.pub; do
     [ ! -f "$f" ] || echo "public ${f##*/} $(cut -d' ' -f1,2 <"$f")"
 done
+# By which port the others come: the inventory may say one that is forwarded from elsewhere.
+sshd -T 2>/dev/null | sed -n 's/^port /sshd-port /p' | head -n 1
 ! id -u sparkstack-peer >/dev/null 2>&1 || echo "peer-user"
 ! systemctl is-active --quiet sparkstack-fabric-try.service || echo "trying"
 true

@@ -53,16 +53,20 @@ def _peers(site: Site) -> dict[str, Peer]:
     found = {}
     for rank, one in enumerate(site.hosts):
         if one.name in states:
-            key, host_key = states[one.name].key, states[one.name].host_key
+            about = states[one.name]
+            key, host_key, port = about.key, about.host_key, about.ssh_port
         else:
             mine = shlex.quote(f"{peer_files.folder(site)}/id_ed25519.pub")
             _, said = shell(
-                one, f"for f in {mine} {HOST_KEY}; do echo \"$(cut -d' ' -f1,2 $f 2>/dev/null)\"; done"
+                one,
+                f"for f in {mine} {HOST_KEY}; do echo \"$(cut -d' ' -f1,2 $f 2>/dev/null)\"; done; "
+                "sshd -T 2>/dev/null | sed -n 's/^port //p' | head -n 1",
             )
-            key, host_key = [*said.split("\n"), "", ""][:2]
-        found[one.name] = Peer(
-            one.name, rank, management_address(one), key, host_key, int(one.data.get("ssh_port") or 22)
-        )
+            key, host_key, told = [*said.split("\n"), "", "", ""][:3]
+            port = int(told) if told.isdigit() else None
+        # The port of the inventory is the controller's way, which may be forwarded; the others come directly.
+        port = port or int(one.data.get("ssh_port") or 22)
+        found[one.name] = Peer(one.name, rank, management_address(one), key, host_key, port)
     return found
 
 

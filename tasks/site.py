@@ -405,6 +405,8 @@ def load(whole: bool = True) -> Site:
             raise SparkstackError(problems)
         fabric = _fabric(hosts, data)
         _check_local(hosts, fabric.kind, data)
+        for host in hosts:
+            nccl.host_address(fabric, host.name, management_address(host))
         rank = names.index(current_host.name)
         return Site(hosts[rank], rank, hosts, chosen, fabric)
     except SparkstackError as error:

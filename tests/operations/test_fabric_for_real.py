@@ -199,6 +199,7 @@ def test_the_state_of_a_host(tmp_path: Path, tools: Callable[..., str]) -> None:
         ping='case "$*" in *8972*) exit 1 ;; esac; [ "$8" != "" ]',
         systemctl="exit 3",
         id="exit 1",
+        sshd="printf 'port 2222\\nport 22\\nlistenaddress 0.0.0.0\\n'",
     )
     text = (
         SCRIPT.read_text()
@@ -233,5 +234,6 @@ def test_the_state_of_a_host(tmp_path: Path, tools: Callable[..., str]) -> None:
     }
     assert found.profiles == [Profile(str(nm / "a port.nmconnection"), "a port", interface="enp1s0f0np0")]
     assert found.key == "ssh-ed25519 AAAA" and not found.peer_user and not found.trying
+    assert found.ssh_port == 2222
     assert len(found.files) == 5 and found.files[str(etc / "40-cx7.yaml")]["mode"] == "644"
     assert base64.b64encode(mixed.encode()).decode() in done.stdout

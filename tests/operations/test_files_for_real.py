@@ -323,7 +323,7 @@ def test_a_share_starts_with_the_token_of_this_run(
     assert stat.S_IMODE(here.token.stat().st_mode) == 0o600
     (words,) = here.begun.read_text().splitlines()
     assert words.startswith("--quiet --collect --unit=sparkstack-share --property=RuntimeMaxSec=12h ")
-    assert f" -m onhost share --bind 192.168.100.10 --port 18090 --token-file {here.token} " in words
+    assert f" -m onhost share --bind 192.168.96.10 --port 18090 --token-file {here.token} " in words
     assert share.TOKEN not in words
 
 

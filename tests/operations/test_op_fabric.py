@@ -60,7 +60,7 @@ def test_a_fresh_host_gets_addresses(sites: Sites) -> None:
     prepare(head, bare(head))
     commands = commands_of(fabric.addressed, head.host, head)
     text = written(commands)[netplan.PATH]
-    assert "- 192.168.100.10/24" in text and "- 192.168.101.10/24" in text
+    assert "- 192.168.96.10/24" in text and "- 192.168.97.10/24" in text
     head.host.answers = {"state of try": ["trying", (False, ""), "applied", "applied", "kept"]}
     assert follow(commands, head.host)
     assert head.host.kinds() == [
@@ -68,16 +68,16 @@ def test_a_fresh_host_gets_addresses(sites: Sites) -> None:
     ]
     # What runs on the host has the very file, and the addresses that it waits for.
     script = head.host.fed[0]
-    assert f"{TWINS[0]} 192.168.100.10/24 9000" in script
+    assert f"{TWINS[0]} 192.168.96.10/24 9000" in script
     assert netplan.PATH.rpartition("/")[2] in script and "seconds=60" in script
 
 
 @pytest.mark.parametrize(
     ("link", "told"),
     [
-        (Link((), 9000), ("no address", "192.168.101.10/24")),
-        (Link(("192.168.101.10/24", "169.254.3.4/16"), 9000), ("192.168.101.10/24, 169.254.3.4/16", "192.168.101.10/24")),
-        (Link(("192.168.101.10/24",), 1500), ("MTU 1500", "MTU 9000")),
+        (Link((), 9000), ("no address", "192.168.97.10/24")),
+        (Link(("192.168.97.10/24", "169.254.3.4/16"), 9000), ("192.168.97.10/24, 169.254.3.4/16", "192.168.97.10/24")),
+        (Link(("192.168.97.10/24",), 1500), ("MTU 1500", "MTU 9000")),
     ],
 )  # fmt: skip
 def test_what_went_comes_back_without_a_new_file(sites: Sites, link: Link, told: tuple[str, str]) -> None:
@@ -125,10 +125,10 @@ def test_no_such_interface(sites: Sites) -> None:
 
 def test_a_network_that_is_in_use(sites: Sites) -> None:
     head, _ = sites(2)
-    prepare(head, state_of(head, routes=["192.168.100.0/22 dev wlan0 proto kernel"]))
+    prepare(head, state_of(head, routes=["192.168.96.0/22 dev wlan0 proto kernel"]))
     assert [line.partition(" free")[0] for line in fails(head)] == [
-        f"spark-1: found route 192.168.100.0/22 on wlan0; wanted {subnet}"
-        for subnet in ("192.168.100.0/24", "192.168.101.0/24")
+        f"spark-1: found route 192.168.96.0/22 on wlan0; wanted {subnet}"
+        for subnet in ("192.168.96.0/24", "192.168.97.0/24")
     ]
 
 
@@ -147,7 +147,7 @@ def test_what_an_earlier_tool_left_is_taken_out(sites: Sites) -> None:
     """Both twins in one subnet: their routes and addresses are in nobody's way, for they go."""
     head, _ = sites(2)
     links = {name: Link((f"192.168.7.{n}/24",), 1500) for n, name in enumerate(TWINS, 1)}
-    routes = [f"192.168.100.0/24 dev {name}" for name in TWINS]
+    routes = [f"192.168.96.0/24 dev {name}" for name in TWINS]
     other = "/etc/netplan/01-all.yaml"
     texts = {OLD: SAME_SUBNET, other: SAME_SUBNET + "    enP7s7: {dhcp4: true}\n"}
     prepare(head, state_of(head, False, links=links, routes=routes, reach={}, netplan=texts))
@@ -185,7 +185,7 @@ def test_a_file_with_passwords_is_left_to_its_owner(sites: Sites) -> None:
          "found no way to the host for 60 s after netplan applied; wanted an answer; it went back to its files of "
          "before by itself; look in /etc/netplan for a change that was never applied (`netplan get`)"),
         (["without enp1s0f0np0 enP2p1s0f0np0 ", "back without"],
-         "found no carrier on enP2p1s0f0np0; wanted 192.168.100.10/24 on enp1s0f0np0, 192.168.101.10/24 on "
+         "found no carrier on enP2p1s0f0np0; wanted 192.168.96.10/24 on enp1s0f0np0, 192.168.97.10/24 on "
          "enP2p1s0f0np0; the host is back as it was; check the cable and that the host at its other end is on, "
          "then run again"),
         ([EOFError()],
@@ -329,7 +329,7 @@ def test_rank_environment_names_the_active_devices_of_the_fabric(sites: Sites) -
     hcas = {TWINS[1]: "roceP2p1s0f0", TWINS[0]: "rocep1s0f0", "enp1s0f1np1": "rocep1s0f1"}
     prepare(worker, state_of(worker, hcas=hcas))
     (text,) = written(commands_of(fabric.rank_environment, worker.host, worker)).values()
-    assert "VLLM_HOST_IP=192.168.100.11\n" in text
+    assert "VLLM_HOST_IP=192.168.96.11\n" in text
     assert "NCCL_IB_HCA==rocep1s0f0,roceP2p1s0f0\n" in text  # not the other cage's, which is no part of it
     assert "NCCL_SOCKET_IFNAME=enp1s0f0np0\n" in text
 
@@ -352,5 +352,5 @@ def test_a_host_is_asked_once_where_nothing_changes(sites: Sites) -> None:
     for operation in (fabric.possible, fabric.cabled, fabric.addressed, fabric.rank_environment):
         commands_of(operation, head.host, head)
     assert len(asked) == 1
-    assert asked[0]["ports"] == {TWINS[0]: "192.168.100.11", TWINS[1]: "192.168.101.11"}
+    assert asked[0]["ports"] == {TWINS[0]: "192.168.96.11", TWINS[1]: "192.168.97.11"}
     assert set(fabric_facts._known) == {"spark-1"}

@@ -143,14 +143,14 @@ def test_image_is_fetched_from_the_head(sites: Sites) -> None:
         "jobs_dir": "/var/lib/sparkstack/jobs",
         "tag": head.image_tag,
         "image_id": "sha256:0a",
-        "url": "http://192.168.100.10:18090",
+        "url": "http://192.168.96.10:18090",
         "token_file": "/etc/sparkstack/secrets/share.token",
     }
     assert follow(commands, worker.host)
     assert joined(worker.host, job)
     assert worker.host.kinds() == FETCHING
     assert head.host.kinds() == ["open share"]
-    assert "-m onhost share --bind 192.168.100.10 --port 18090 " in head.host.heard[-1]
+    assert "-m onhost share --bind 192.168.96.10 --port 18090 " in head.host.heard[-1]
 
 
 def test_image_of_the_head_stays(sites: Sites) -> None:
@@ -231,7 +231,7 @@ def test_checkpoint_is_fetched_from_the_head(sites: Sites) -> None:
         "jobs_dir": "/var/lib/sparkstack/jobs",
         "id": head.checkpoint_id,
         "checkpoints_dir": "/var/lib/sparkstack/checkpoints",
-        "url": "http://192.168.100.10:18090",
+        "url": "http://192.168.96.10:18090",
         "token_file": "/etc/sparkstack/secrets/share.token",
         "streams": 4,
         "hashes": False,
@@ -355,12 +355,12 @@ def test_the_third_host_of_a_chain_asks_the_second(sites: Sites) -> None:
     head.host.answers["read token"] = OPEN["open share"]
     commands = commands_of(checkpoint.received, third.host, third)
     plan = plan_of(commands)
-    assert plan["urls"] == ["http://192.168.100.11:18090", "http://192.168.100.10:18090"]
+    assert plan["urls"] == ["http://192.168.96.11:18090", "http://192.168.96.10:18090"]
     assert "url" not in plan
     assert follow(commands, third.host)
     assert head.host.kinds() == ["open share", "read token"]
     (opened,) = second.host.heard
-    assert "--bind 192.168.100.11 --port 18090 --token-file /etc/sparkstack/secrets/relay.token" in opened
+    assert "--bind 192.168.96.11 --port 18090 --token-file /etc/sparkstack/secrets/relay.token" in opened
     assert opened.endswith("--relay; }; } && cat /etc/sparkstack/secrets/relay.token'")
     assert second.host.fed == [OPEN["open share"]]
     assert third.host.shown == []
@@ -392,7 +392,7 @@ def test_no_fabric_means_the_management_network_and_a_warning(sites: Sites) -> N
     commands = commands_of(checkpoint.received, worker.host, worker)
     assert follow(commands, worker.host)
     assert worker.host.shown == [
-        "spark-2: found no answer from spark-1 at its fabric address 192.168.100.10; receiving over the "
+        "spark-2: found no answer from spark-1 at its fabric address 192.168.96.10; receiving over the "
         "management network, which is slower; run deploy.py --data only=fabric"
     ]
     assert "--unit=sparkstack-share-management " in head.host.heard[-1]
@@ -402,7 +402,7 @@ def test_no_fabric_means_the_management_network_and_a_warning(sites: Sites) -> N
     worker.host.answers["reach share"], worker.host.shown[:] = (False, ""), []
     assert not follow(commands, worker.host)
     (line,) = worker.host.shown
-    assert line.startswith("spark-2: found no share of spark-1 at 192.168.100.10, nor at 10.0.0.1 over the ")
+    assert line.startswith("spark-2: found no share of spark-1 at 192.168.96.10, nor at 10.0.0.1 over the ")
 
 
 def test_hosts_of_a_ring_without_a_cable_say_so(sites: Sites) -> None:

@@ -236,8 +236,8 @@ def test_the_fact_reads_what_hosts_say() -> None:
 # ── NCCL ──
 
 LOG = (
-    "spark-1:1:1 [0] NCCL INFO NET/IB : Using [RO]; OOB enp1s0f0np0:192.168.100.10<0>\n"
-    "spark-1:1:1 [0] NCCL INFO NET/Socket : Using [0]enp1s0f0np0:192.168.100.10<0>\n"
+    "spark-1:1:1 [0] NCCL INFO NET/IB : Using [RO]; OOB enp1s0f0np0:192.168.96.10<0>\n"
+    "spark-1:1:1 [0] NCCL INFO NET/Socket : Using [0]enp1s0f0np0:192.168.96.10<0>\n"
     "spark-1:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0\n"
     '{"gbytes": 23.2, "problem": ""}'
 )
@@ -258,7 +258,7 @@ def test_nccl_gathers_on_every_rank(sites: Sites) -> None:
     assert follow(nccl(both), both[0].host)
     for site, rank in zip(both, "01", strict=True):
         begin = next(text for text in site.host.heard if "allgather.py" in text and "systemd-run" in text)
-        assert f"/plans/allgather.py {rank} 2 192.168.100.10 18517 2.0" in begin
+        assert f"/plans/allgather.py {rank} 2 192.168.96.10 18517 2.0" in begin
         assert "--env-file /etc/sparkstack/fabric.env" in begin and "--privileged" not in begin
         assert "end nccl" in site.host.kinds()
     result = json.loads(base64.b64decode(both[0].host.fed[-1]))

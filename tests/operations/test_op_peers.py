@@ -58,7 +58,7 @@ def test_the_others_are_pinned_and_may_come_and_then_they_are_asked(pair: list[S
     commands = commands_of(peers.peers_known, head.host, head)
     files = written(commands)
     assert list(files) == peer_files.paths(head)  # who may come is the last one
-    assert files["/etc/sparkstack/ssh/known_hosts"] == "192.168.100.11,192.168.101.11 ssh-ed25519 H1\n"
+    assert files["/etc/sparkstack/ssh/known_hosts"] == "192.168.96.11,192.168.97.11 ssh-ed25519 H1\n"
     assert follow(commands, head.host)
     assert head.host.kinds() == ["add user", "write", "try sudoers", "write"]
     # One host's files were written: both ask.
@@ -66,7 +66,7 @@ def test_the_others_are_pinned_and_may_come_and_then_they_are_asked(pair: list[S
     worker.host.answers = {"ask peer": "ActiveState=inactive"}
     assert follow(asked, worker.host)
     worker.host.answers = {
-        "ask peer": (False, "sparkstack-peer@192.168.100.10: Permission denied (publickey).")
+        "ask peer": (False, "sparkstack-peer@192.168.96.10: Permission denied (publickey).")
     }
     assert not follow(asked, worker.host)
     (line,) = worker.host.shown
@@ -91,6 +91,25 @@ def test_a_host_that_was_not_asked_is_asked_for_its_keys(pair: list[Site]) -> No
     files = written(commands_of(peers.peers_known, head.host, head))
     assert "ssh-ed25519 K9" in files["/etc/sparkstack/peer/.ssh/authorized_keys"]
     assert "ssh-ed25519 H9" in files["/etc/sparkstack/ssh/known_hosts"]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_others_come_by_the_port_of_sshd_itself(pair: list[Site], asked: bool) -> None:
+    head, worker = pair
+    worker.host.data.ssh_port = 40022  # forwarded
+    change(worker, ssh_port=22)
+    if not asked:
+        del fabric_facts._known["spark-2"]
+        worker.host.answers = {"keys of another": "ssh-ed25519 K1\nssh-ed25519 H1\n22"}
+    files = written(commands_of(peers.peers_known, head.host, head))
+    assert "  Port 22\n" in files["/etc/sparkstack/ssh/config"]
+    assert files["/etc/sparkstack/ssh/known_hosts"].startswith("192.168.96.11,")
+    # A host that does not say: the inventory's is the best guess.
+    if asked:
+        change(worker, ssh_port=None)
+    worker.host.answers = {"keys of another": "ssh-ed25519 K1\nssh-ed25519 H1"}
+    files = written(commands_of(peers.peers_known, head.host, head))
+    assert "  Port 40022\n" in files["/etc/sparkstack/ssh/config"]
 
 
 def test_before_the_keys_are_made_a_change_is_all_that_can_be_said(pair: list[Site]) -> None:

@@ -26,7 +26,7 @@ from tasks.site import SiteError
 from tasks.undo import Undo
 
 NETPLAN = netplan.render(topology.plan("pair", ["spark-1", "spark-2"]).of("spark-1"))
-TWINS = {"enp1s0f0np0": ["192.168.100.10/24"], "enP2p1s0f0np0": ["192.168.101.10/24"], "eth0": ["10.0.0.1/8"]}
+TWINS = {"enp1s0f0np0": ["192.168.96.10/24"], "enP2p1s0f0np0": ["192.168.97.10/24"], "eth0": ["10.0.0.1/8"]}
 
 
 def notes(**parts: Any) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def test_our_addresses_go_and_those_of_others_stay(host: FakeHost) -> None:
     assert follow(commands_of(remove.fabric_back, host), host)
     assert host.kinds() == ["take addresses off", "put mtu back"]
     words = host.heard[0]
-    assert words.count("ip address del 192.168.100.10/24 dev enp1s0f0np0 ") == 2
+    assert words.count("ip address del 192.168.96.10/24 dev enp1s0f0np0 ") == 2
     assert "10.0.0.1" not in words
     assert words.index("address del") < words.index("rm -f") < words.index("netplan apply")
 

@@ -83,6 +83,16 @@ def test_three_hosts_need_a_kind() -> None:
     )
 
 
+def test_hosts_of_a_ring_need_addresses() -> None:
+    """vLLM listens on them, and not on names."""
+    assert mistake(3, fabric={"kind": "ring"}) == (
+        "spark-1: found management address 'spark-1'; wanted an IP address for a ring; set `address` in the "
+        "inventory"
+    )
+    assert load(3, fabric={"kind": "ring"}, address="10.0.0.1").fabric.kind == "ring"
+    assert load(3, fabric={"kind": "switch"}).fabric.kind == "switch"
+
+
 def test_hosts_with_different_fabrics() -> None:
     hosts = [FakeHost(f"spark-{n}", recipe=RECIPE) for n in (1, 2)]
     hosts[1].data.fabric = {"kind": "pair", "port": 1}

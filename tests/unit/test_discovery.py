@@ -146,6 +146,18 @@ def test_half_a_ring_is_no_known_kind() -> None:
     ]
 
 
+def test_both_cages_on_one_switch_are_no_fabric() -> None:
+    fabric = plan("pair", NODES[:2])
+    link = tuple(End(*one) for one in (("spark-1", 0), ("spark-2", 0), ("spark-1", 1)))
+    there = discovery.found(fabric.names, reports(fabric, [link]))
+    with pytest.raises(discovery.CablingError) as caught:
+        discovery.proposed(fabric.names, there)
+    assert str(caught.value).split("\n")[:2] == [
+        "fabric: found both ports of 'spark-1' on one switch; wanted one port of each node; take a cable of 'spark-1' out: a Spark is no faster with two",
+        "  found",
+    ]
+
+
 def test_a_report_is_read_and_strangers_in_it_do_not_count() -> None:
     ports = discovery.ports_of_report(
         {"ports": {"enp1s0f0np0": {"present": True, "carrier": True, "speed": 200000, "heard": [["x", "y"]]}}}

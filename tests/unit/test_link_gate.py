@@ -113,9 +113,9 @@ RATES: list[tuple[str, list[Rate], list[list[str]]]] = [
     (
         "hangs",
         rates(one="stalled"),
-        [["ib_write_bw that connected, and nothing came through", "UDP 4791", "192.168.100.0/24"]],
+        [["ib_write_bw that connected, and nothing came through", "UDP 4791", "192.168.96.0/24"]],
     ),
-    ("firewall", rates(two="filtered"), [["no TCP connection", "a firewall", "192.168.101.0/24"]]),
+    ("firewall", rates(two="filtered"), [["no TCP connection", "a firewall", "192.168.97.0/24"]]),
     ("refused", rates(one="refused"), [["a refused connection", "journalctl"]]),
     ("a tool's words", rates(one="ib_write_bw: no GID"), [["found ib_write_bw: no GID"]]),
     ("an empty answer", rates(one=""), [["found no figure"]]),
@@ -188,7 +188,7 @@ def test_a_switch_with_a_smaller_mtu() -> None:
 def test_a_firewall_that_drops_pings() -> None:
     (line,) = failed(judged(sent=pings(a_TWO={"received": 0, "small": False}), measured=rates()))
     assert line.startswith("a: enP2p1s0f0np0 jumbo ping to b: found no answer to any packet, with carrier")
-    assert "a firewall at b may drop them" in line and "192.168.101.0/24 must pass" in line
+    assert "a firewall at b may drop them" in line and "192.168.97.0/24 must pass" in line
 
 
 def test_packets_that_get_lost() -> None:
@@ -261,6 +261,7 @@ def test_nothing_measured_is_nothing_passed() -> None:
 NCCL: list[tuple[Collective, str]] = [
     (Collective(gbytes=12.0, transport="IB"), "one rail idle"),
     (Collective(gbytes=3.0, transport="IB"), "a wrong NCCL build"),
+    (Collective(gbytes=1.1, transport="IB"), "see NCCL's own words"),
     (Collective(gbytes=1.1), "TCP instead of RDMA"),
     (Collective(gbytes=23.0, transport="Socket"), "TCP instead of RDMA"),
     (Collective(gbytes=18.5, transport="IB"), "see NCCL's own words"),

@@ -29,7 +29,7 @@ def test_a_single_spark_has_its_address_and_no_more() -> None:
 @pytest.mark.parametrize(("kind", "count"), [("pair", 2), ("switch", 4)])
 def test_a_pair_and_a_switch_talk_over_the_first_twin(kind: str, count: int) -> None:
     assert env(kind, count, HCAS) == {
-        "VLLM_HOST_IP": f"192.168.100.{9 + count}",
+        "VLLM_HOST_IP": f"192.168.96.{9 + count}",
         **dict.fromkeys(SOCKETS, "enp1s0f0np0"),
         "NCCL_IB_DISABLE": "0",
         "NCCL_IB_HCA": "=rocep1s0f0,roceP2p1s0f0",

@@ -18,8 +18,8 @@ def test_the_file_of_a_pair() -> None:
         "network": {
             "version": 2,
             "ethernets": {
-                "enp1s0f0np0": {**stanza, "addresses": ["192.168.100.10/24"]},
-                "enP2p1s0f0np0": {**stanza, "addresses": ["192.168.101.10/24"]},
+                "enp1s0f0np0": {**stanza, "addresses": ["192.168.96.10/24"]},
+                "enP2p1s0f0np0": {**stanza, "addresses": ["192.168.97.10/24"]},
             },
         }
     }

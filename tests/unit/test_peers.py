@@ -27,13 +27,13 @@ def known(count: int, **changes: str) -> dict[str, Peer]:
 
 def test_a_pair() -> None:
     fabric = plan("pair", NODES[:2])
-    assert peers.known_hosts(fabric, "spark-1", known(2)) == "192.168.100.11,192.168.101.11 ssh-ed25519 H1\n"
+    assert peers.known_hosts(fabric, "spark-1", known(2)) == "192.168.96.11,192.168.97.11 ssh-ed25519 H1\n"
     assert peers.authorized_keys(fabric, "spark-2", known(2), "/x/command") == (
-        'restrict,from="192.168.100.10,192.168.101.10",command="/x/command" '
+        'restrict,from="192.168.96.10,192.168.97.10",command="/x/command" '
         "ssh-ed25519 K0 sparkstack-rank-0\n"
     )
     text = peers.config(fabric, "spark-2", known(2), "/etc/sparkstack/ssh")
-    assert "Host rank-0\n  HostName 192.168.100.10\n  Port 22\n" in text
+    assert "Host rank-0\n  HostName 192.168.96.10\n  Port 22\n" in text
     assert "StrictHostKeyChecking yes" in text and "BatchMode yes" in text and "spark-2" not in text
 
 
@@ -41,7 +41,8 @@ def test_on_a_ring_those_without_a_cable_meet_on_the_management_network() -> Non
     fabric = plan("ring", NODES)
     lines = peers.authorized_keys(fabric, "spark-1", known(4), "/x").splitlines()
     assert ['from="10.0.0.2"' in line for line in lines] == [False, True, False]
-    assert 'from="10.20.0.11,10.20.1.11"' in lines[0] and 'from="10.20.6.13,10.20.7.13"' in lines[2]
+    assert 'from="192.168.96.11,192.168.97.11"' in lines[0]
+    assert 'from="192.168.102.13,192.168.103.13"' in lines[2]
     with pytest.raises(SparkstackError) as caught:
         peers.known_hosts(fabric, "spark-1", known(4, spark_3="spark-3.local"))
     assert caught.value.lines == [
@@ -55,4 +56,4 @@ def test_another_port_of_sshd() -> None:
     two = known(2)
     two["spark-1"] = Peer("spark-1", 0, "10.0.0.1", "k", "ssh-ed25519 H0", 2222)
     text = peers.known_hosts(plan("pair", NODES[:2]), "spark-2", two)
-    assert text == "[192.168.100.10]:2222,[192.168.101.10]:2222 ssh-ed25519 H0\n"
+    assert text == "[192.168.96.10]:2222,[192.168.97.10]:2222 ssh-ed25519 H0\n"

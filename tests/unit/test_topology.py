@@ -1,12 +1,14 @@
 # ruff: noqa: E501 -- a message is compared with the whole line that a user reads
+import runpy
 from ipaddress import IPv4Network
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkstack.errors import SparkstackError
-from sparkstack.topology import FabricPlan, collisions, plan
+from sparkstack.topology import DEFAULT_BASE, FabricPlan, collisions, plan
 
 NAMES = [f"spark-{number}" for number in range(1, 13)]
 
@@ -117,6 +119,22 @@ def test_what_is_planned_can_be_declared_by_its_cables(fabric: FabricPlan) -> No
     assert again.cabling == fabric.cabling
 
 
+@given(
+    st.sampled_from(["pair", "ring", "switch"]),
+    st.lists(st.lists(st.sampled_from(["a:0", "a:1", "b:0", "b:1", "c:0", "c:1"]), min_size=2, max_size=4), max_size=3),
+)
+def test_cables_in_any_list_are_refused_or_make_a_sound_fabric(kind: str, cables: list[list[str]]) -> None:
+    nodes = ["a", "b"] if kind == "pair" else ["a", "b", "c"]
+    try:
+        fabric = plan(kind, nodes, cables=[" ".join(ends) for ends in cables])
+    except SparkstackError:
+        return
+    interfaces = [i for node in fabric.nodes for i in fabric.of(node.name)]
+    assert len({i.address for i in interfaces}) == len(interfaces)
+    for node in fabric.nodes:
+        assert len({i.subnet for i in fabric.of(node.name)}) == len(fabric.of(node.name)) > 0
+
+
 def settings(fabric: FabricPlan) -> dict[tuple[str, str], str]:
     return {(node.name, i.name): i.cidr for node in fabric.nodes for i in fabric.of(node.name)}
 
@@ -126,6 +144,11 @@ def test_a_node_appended_to_a_switch_changes_nothing_for_the_others(count: int, 
     before = settings(plan("switch", NAMES[:count], "10.40.0.0/16", port))
     after = settings(plan("switch", NAMES[: count + 1], "10.40.0.0/16", port))
     assert before.items() <= after.items()
+
+
+def test_the_default_base_is_the_one_of_group_data() -> None:
+    data = runpy.run_path(str(Path(__file__).resolve().parents[2] / "group_data" / "all.py"))
+    assert data["fabric"]["base"] == DEFAULT_BASE  # a site that declares `fabric` without a base moves no address
 
 
 def test_a_pair_that_gets_a_switch_keeps_its_addresses() -> None:
@@ -145,7 +168,7 @@ def test_a_host_with_other_names_for_its_ports() -> None:
     fabric = plan("pair", ["a", "b"], names=names)  # type: ignore[arg-type]
     assert [(i.name, i.hca) for i in fabric.of("b")] == [("cx0", "mlx5_0"), ("cx1", "mlx5_1")]
     assert fabric.of("a")[0].name == "enp1s0f0np0"
-    assert fabric.routes("b") == [("192.168.100.0/24", "cx0"), ("192.168.101.0/24", "cx1")]
+    assert fabric.routes("b") == [("192.168.96.0/24", "cx0"), ("192.168.97.0/24", "cx1")]
     twice = {"b": {1: (("enp1s0f0np0", "x"), ("y", "z"))}}
     with pytest.raises(SparkstackError) as caught:
         plan("pair", ["a", "b"], names=twice)  # type: ignore[arg-type]
@@ -164,10 +187,10 @@ def test_a_single_spark_has_no_fabric() -> None:
 def test_a_pair(port: int) -> None:
     fabric = plan("pair", ["a", "b"], port=port)
     assert [(i.name, i.hca, i.cidr, i.mtu, i.peers) for i in fabric.of("b")] == [
-        (f"enp1s0f{port}np{port}", f"rocep1s0f{port}", "192.168.100.11/24", 9000, ("a",)),
-        (f"enP2p1s0f{port}np{port}", f"roceP2p1s0f{port}", "192.168.101.11/24", 9000, ("a",)),
+        (f"enp1s0f{port}np{port}", f"rocep1s0f{port}", "192.168.96.11/24", 9000, ("a",)),
+        (f"enP2p1s0f{port}np{port}", f"roceP2p1s0f{port}", "192.168.97.11/24", 9000, ("a",)),
     ]
-    assert [i.address for i in fabric.of("a")] == ["192.168.100.10", "192.168.101.10"]
+    assert [i.address for i in fabric.of("a")] == ["192.168.96.10", "192.168.97.10"]
     assert fabric.nodes[0].ports == (port,)
 
 
@@ -185,7 +208,7 @@ def test_a_ring_goes_from_port_0_to_port_1_of_the_next() -> None:
 
 def test_a_switch_has_two_networks_for_all() -> None:
     fabric = plan("switch", ["a", "b", "c"], port=1)
-    assert [i.cidr for i in fabric.of("c")] == ["192.168.100.12/24", "192.168.101.12/24"]
+    assert [i.cidr for i in fabric.of("c")] == ["192.168.96.12/24", "192.168.97.12/24"]
     assert fabric.of("a")[0].peers == ("b", "c")
 
 
@@ -215,6 +238,7 @@ def test_a_switch_has_two_networks_for_all() -> None:
         ("ring", list("abc"), {"cables": ["a:0 b:1", "b:0 c:1"]}, "topology 'ring': found 2 cables that make no circle of all 3 nodes; wanted each node joined to two others, in one circle; correct `cables`"),
         ("ring", list("abcd"), {"cables": ["a:0 b:0", "a:1 b:1", "c:0 d:0", "c:1 d:1"]}, "topology 'ring': found 4 cables that make no circle of all 4 nodes; wanted each node joined to two others, in one circle; correct `cables`"),
         ("switch", list("abc"), {"cables": ["a:0 b:0", "b:1 c:0"]}, "topology 'switch': found 2 entries of `cables`; wanted one with an end of each node"),
+        ("switch", ["a", "b"], {"cables": ["a:0 a:1 b:0"]}, "topology 'switch': found both ports of 'a' on one switch; wanted one port of each node; take a cable of 'a' out: a Spark is no faster with two"),
         ("switch", list("abc"), {"port": {"a": 0, "b": 1}}, "topology 'switch': found no port of 'c'; wanted 0 or 1; add it to `port`; port 0 is the cage beside the RJ45"),
         ("switch", ["a", "b"], {"port": {"a": 0, "b": 1, "d": 0}}, "topology 'switch': found a port of 'd'; wanted nodes of the inventory: a, b; take it out of `port`"),
         ("switch", ["a", "b"], {"port": {"a": 0, "b": 7}}, "topology 'switch': found port 7; wanted port 0 or 1; port 0 is the cage beside the RJ45"),
@@ -235,7 +259,7 @@ def test_a_base_that_is_no_network(base: str) -> None:
 
 
 def test_245_nodes_are_the_most() -> None:
-    assert plan("switch", [str(n) for n in range(245)]).of("244")[0].address == "192.168.100.254"
+    assert plan("switch", [str(n) for n in range(245)]).of("244")[0].address == "192.168.96.254"
     with pytest.raises(SparkstackError):
         plan("switch", [str(n) for n in range(246)])
 
@@ -243,12 +267,12 @@ def test_245_nodes_are_the_most() -> None:
 @pytest.mark.parametrize(
     ("route", "found"),
     [
-        ("192.168.100.0/24 dev wlP9s9 proto kernel", "found route 192.168.100.0/24 on wlP9s9; wanted 192.168.100.0/24 free"),
-        ("192.168.0.0/16 via 10.0.0.1 dev tun0", "found route 192.168.0.0/16 on tun0; wanted 192.168.100.0/24 free"),
-        ("192.168.101.7", "found route 192.168.101.7/32; wanted 192.168.101.0/24 free"),
-        ("unreachable 192.168.100.128/25", "found route 192.168.100.128/25; wanted 192.168.100.0/24 free"),
+        ("192.168.96.0/24 dev wlP9s9 proto kernel", "found route 192.168.96.0/24 on wlP9s9; wanted 192.168.96.0/24 free"),
+        ("192.168.0.0/16 via 10.0.0.1 dev tun0", "found route 192.168.0.0/16 on tun0; wanted 192.168.96.0/24 free"),
+        ("192.168.97.7", "found route 192.168.97.7/32; wanted 192.168.97.0/24 free"),
+        ("unreachable 192.168.96.128/25", "found route 192.168.96.128/25; wanted 192.168.96.0/24 free"),
         # Both twins in one network, as some set-up scripts leave them.
-        ("192.168.100.0/24 dev enP2p1s0f0np0", "found route 192.168.100.0/24 on enP2p1s0f0np0; wanted 192.168.100.0/24 free"),
+        ("192.168.96.0/24 dev enP2p1s0f0np0", "found route 192.168.96.0/24 on enP2p1s0f0np0; wanted 192.168.96.0/24 free"),
         ("what is this", "found route 'what is this'; wanted lines of `ip -4 route`"),
     ],
 )  # fmt: skip
@@ -264,7 +288,7 @@ def test_a_route_over_both_networks_is_two_problems() -> None:
 
 
 def test_a_wide_route_on_our_own_interface_is_not_ours() -> None:
-    route = "192.168.100.0/23 dev enp1s0f0np0"
+    route = "192.168.96.0/23 dev enp1s0f0np0"
     assert len(collisions(plan("pair", ["a", "b"]), {"a": [route]})) == 2
 
 
@@ -275,8 +299,8 @@ def test_a_wide_route_on_our_own_interface_is_not_ours() -> None:
         "0.0.0.0/0",
         "128.0.0.0/1 dev tun0",
         "172.17.0.0/16 dev docker0",
-        "192.168.102.0/24",
-        "192.168.100.0/24 dev enp1s0f0np0",
+        "192.168.98.0/24",
+        "192.168.96.0/24 dev enp1s0f0np0",
         "fd00::/64 dev enP7s7",
         "nexthop via 10.0.0.1 dev x",
         "",

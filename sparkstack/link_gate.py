@@ -229,16 +229,13 @@ def collective(host: str, found: Collective, wanted: LinkWanted, ring: bool) -> 
     over = f" over {found.transport}" if found.transport else ""
     text = f"{found.gbytes:.4g} GB/s{over}"
     if found.transport == "Socket" and wanted.rdma == "required":
-        return CheckResult(host, name, "failed", text, f"{want} over IB", COLLECTIVE_CAUSES[2][2])
+        return CheckResult(host, name, "failed", text, f"{want} over IB", COLLECTIVE_CAUSES[-1][2])
     if found.gbytes >= least:
         return CheckResult(host, name, "ok", text, want)
+    # The last one is TCP: what goes over RDMA is slow for another reason.
+    causes = COLLECTIVE_CAUSES[:-1] if found.transport == "IB" else COLLECTIVE_CAUSES
     remedy = next(
-        (
-            cause
-            for low, high, cause in COLLECTIVE_CAUSES
-            # What goes over RDMA is slow for another reason.
-            if low <= found.gbytes < high and not (found.transport == "IB" and cause == COLLECTIVE_CAUSES[2][2])
-        ),
+        (cause for low, high, cause in causes if low <= found.gbytes < high),
         "see NCCL's own words: results/link/nccl.log in the `state_dir` of each host",
     )
     return CheckResult(host, name, "failed", text, want, remedy)

@@ -27,7 +27,7 @@ from pyinfra.api import StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
-from tasks import conda, docker, fabric, host, preflight
+from tasks import conda, docker, fabric, host, link_gate, preflight
 from tasks.docker import Mirrors
 from tasks.facts import Survey
 from tasks.site import Site
@@ -40,6 +40,7 @@ STAGES = {
     "docker": docker.asks,
     "conda": conda.asks,
     "fabric": fabric.asks,
+    "link": link_gate.asks,
 }
 
 

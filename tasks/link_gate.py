@@ -9,6 +9,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+import gevent
 from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, deploy, operation
 
@@ -16,9 +17,10 @@ from sparkstack import knobs, link_gate, links
 from sparkstack.host_facts import CheckResult
 from sparkstack.links import Cable, HostState, LinkWanted, Ping, Rail, Rate
 from tasks import drift, report
+from tasks.facts import Ask
 from tasks.files import Commands, ManagedFile
 from tasks.link_facts import LinkState
-from tasks.remote import progress, report_failure, shell
+from tasks.remote import fail, progress, report_failure, shell
 from tasks.site import ROOT, Site
 
 SCRIPT = ROOT / "onhost" / "linkgate.py"
@@ -26,6 +28,7 @@ SCRIPT = ROOT / "onhost" / "linkgate.py"
 SETTLE_SECONDS = 20.0
 # No command on a host takes longer than its own limits and this; then it is a line, and not a hang.
 CALL_SECONDS = 240
+LOOK_SECONDS = 30
 
 
 class NoAnswer(Exception):
@@ -40,18 +43,49 @@ def wanted_of(site: Site) -> LinkWanted:
     return LinkWanted.model_validate(site.data.link_wanted)
 
 
+def _words(site: Site, one: Any) -> dict[str, Any]:
+    names = [interface.name for interface in site.fabric.of(one.name)]
+    return {"names": names, "result": result_path(site)}
+
+
+def asks(site: Site) -> list[Ask]:
+    """The facts that the operation below asks of a host: the head asks them of all."""
+    if site.data.link_gate == "off" or not site.interfaces:
+        return []
+    return [(LinkState, _words(site, site.host))]
+
+
 def ask(site: Site) -> tuple[dict[str, HostState], Any]:
-    """What every host of this run says of its links, and the result that the head keeps."""
-    states, result = {}, None
-    for one in site.hosts:
-        if not one.connected:
-            continue
-        names = [interface.name for interface in site.fabric.of(one.name)]
-        said = one.get_fact(LinkState, names=names, result=result_path(site))
-        states[one.name] = HostState.model_validate(said)
-        if one is site.head:
-            result = said["result"]
-    return states, result
+    """What every host of this run says of its links, and the result that the head keeps. Errors: NoAnswer."""
+    said = {one: one.get_fact(LinkState, **_words(site, one)) for one in site.hosts if one.connected}
+    return _read(said), said.get(site.head, {}).get("result")
+
+
+def ask_now(site: Site) -> dict[str, HostState]:
+    """The same, of all at once, and past what was asked ahead: for waiting. Errors: NoAnswer."""
+    fact = LinkState()
+    asked = {
+        one: gevent.spawn(shell, one, fact.command(**_words(site, one)))
+        for one in site.hosts
+        if one.connected
+    }
+    gevent.joinall(asked.values(), timeout=LOOK_SECONDS)
+    said = {}
+    for one, call in asked.items():
+        ok, text = call.get() if call.ready() else (False, "")
+        call.kill(block=False)
+        said[one] = fact.process(text.splitlines()) if ok else {}
+    return _read(said)
+
+
+def _read(said: dict[Any, dict[str, Any]]) -> dict[str, HostState]:
+    for one, state in said.items():
+        if not state.get("boot"):
+            raise NoAnswer(
+                f"{one.name}: link: found no answer; wanted the state of its links; see that the host is "
+                "well and run again"
+            )
+    return {one.name: HostState.model_validate(state) for one, state in said.items()}
 
 
 @operation()
@@ -70,7 +104,11 @@ def measured(site: Site) -> Commands:
         host.noop(f"links are not checked: {why}")
         drift.not_checked("links", why)
         return
-    states, stored = ask(site)
+    try:
+        states, stored = ask(site)
+    except NoAnswer as error:
+        yield fail(str(error))
+        return
     wanted = wanted_of(site)
     known = isinstance(stored, dict) and stored.get("key") == links.key(site.fabric, states, wanted)
     again = knobs.switched_on(site.data, "measure_links")
@@ -102,9 +140,8 @@ def _why(stored: Any, states: dict[str, HostState], known: bool) -> str:
 
 
 def _measure(host: Any, site: Site) -> bool:
-    run = Measurement(site)
     try:
-        result, lines = run.result()
+        result, lines = Measurement(site).result()
     except NoAnswer as error:
         return report_failure(host, str(error))
     finally:
@@ -167,7 +204,7 @@ class Measurement:
         """The hosts' state once nothing fails any more, or as it is when the time is over."""
         until = self.began + SETTLE_SECONDS
         while True:
-            states, _ = ask(self.site)
+            states = ask_now(self.site)
             lines = link_gate.seen(self.site.fabric, states, self.wanted)
             if link_gate.passed(lines) or time.monotonic() > until:
                 return states

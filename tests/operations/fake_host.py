@@ -106,6 +106,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "ask peer": (r"ssh -F \S+/ssh/config \S+ status </dev/null 2>&1", None),
     "nothing yet": (r"true", ""),
     # link_gate.py, link_nccl.py
+    "look at links": (r'echo "boot=\$\(cat /proc/sys/kernel/random/boot_id\)"; .* 2>/dev/null; true', None),
     "ping links": (r"timeout -k 5 240 python3 \S+/plans/linkgate\.py ping '\[.*\]'", None),
     "serve links": (r"timeout -k 5 240 python3 \S+/plans/linkgate\.py serve '\[.*\]'", None),
     "send over links": (r"timeout -k 5 240 python3 \S+/plans/linkgate\.py send '\[.*\]'", None),

@@ -18,12 +18,12 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.context import ctx_host
 
 from sparkstack import conda as conda_core
-from sparkstack import daemon_json, docker_settings, launch, netplan
+from sparkstack import daemon_json, docker_settings, launch, links, netplan
 from sparkstack.docker_settings import DaemonFile
 from sparkstack.fabric_state import FabricState, Link
 from sparkstack.machine import Machine, Unit
 from sparkstack.peers import Peer
-from tasks import ahead, conda, docker, fabric, fabric_facts, peer_files, peers, preflight
+from tasks import ahead, conda, docker, fabric, fabric_facts, link_gate, peer_files, peers, preflight
 from tasks import host as host_task
 from tasks.fabric_facts import FabricFacts
 from tasks.facts import (
@@ -35,6 +35,7 @@ from tasks.facts import (
     Text,
 )
 from tasks.files import ManagedFile
+from tasks.link_facts import LinkState
 from tasks.machine import MachineState
 from tasks.site import ROOT, Site, management_address
 
@@ -209,7 +210,13 @@ def as_declared(site: Site) -> dict[type, Any]:
         f"{prefix}/vllm/.sparkstack": build,
     }
     settings = docker_settings.wanted(data, False)
+    port = {"carrier": True, "speed_mbps": 200_000, "mtu": 9000, "changes": 2}
+    link = {"boot": "one", "ports": {i.name: port for i in site.interfaces}, "perftest": True}
+    states = {one.name: links.HostState.model_validate(link) for one in site.hosts}
+    key = links.key(site.fabric, states, link_gate.wanted_of(site))
+    measured = {"key": key, "ok": True, "when": "now", "lines": []}
     return {
+        LinkState: {**link, "result": measured},
         Survey: {"clock": str(time.time()), "docker": "29.0"},
         Json: None,
         ImageId: None,
@@ -251,6 +258,8 @@ def of(ask: tuple[Any, dict[str, Any]]) -> tuple[str, str]:
         ("conda", conda, {"runtime_install": "source"}),
         ("conda", conda, {}),
         ("fabric", fabric, {}),
+        ("link", link_gate, {}),
+        ("link", link_gate, {"link_gate": "off"}),
     ],
 )
 def test_a_stage_plans_what_its_operations_ask(

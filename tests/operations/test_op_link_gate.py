@@ -34,6 +34,23 @@ def state(result: Any = None, rdma: bool = True, **changes: Any) -> dict[str, An
     return {"boot": "one", "ports": ports, "perftest": rdma, "result": result}
 
 
+def say(site: Site, *states: dict[str, Any]) -> None:
+    """What the host says of its links: as a fact, and each time that it is looked at."""
+    site.host.facts = {LinkState: lambda names, result: states[0]}
+    site.host.answers["look at links"] = [text_of(one) for one in states]
+
+
+def text_of(said: dict[str, Any]) -> str:
+    signs = {True: "1", False: "0", None: "-"}
+    lines = [f"boot={said['boot']}", *(["perftest=yes"] if said["perftest"] else [])]
+    for name, port in said["ports"].items():
+        values = [signs[port["carrier"]], port["speed_mbps"] or -1, port["mtu"], port["changes"]]
+        lines.append(" ".join(map(str, [f"port={name}", *values])))
+        if port["hca"]:
+            lines.append(f"link={port['hca']}/1 state ACTIVE physical_state LINK_UP netdev {name}")
+    return "\n".join(lines)
+
+
 @pytest.fixture
 def pair(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Site]]:
     noted: list[Any] = []
@@ -43,12 +60,12 @@ def pair(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Si
         noted.clear()
         both = sites(2, **data)
         for site in both:
-            site.host.facts = {LinkState: lambda names, result: state(kept if result else None)}
             site.host.noted = noted
-        kept = result
         head, worker = (site.host for site in both)
         head.answers = {"ping links": PINGS, "send over links": [FAST, FAST, BOTH]}
         worker.answers = {"ping links": PINGS, "serve links": LISTENS[:], "stop links": "[]"}
+        for site in both:
+            say(site, state(result))
         return both
 
     return make
@@ -68,9 +85,10 @@ def test_a_pair_is_measured_and_kept_on_both(pair: Any) -> None:
     head, worker = both[0].host, both[1].host
     assert ok and result["ok"] and result["states"]["spark-2"]["boot"] == "one"
     assert head.fed[-1] == worker.fed[-1] and head.noted == [result]
-    assert head.kinds() == ["write", "ping links", "send over links", "write"]
+    assert head.kinds() == ["look at links", "write", "ping links", "send over links", "write"]
     # Each rail alone, then both: a server that was asked for is ended each time.
     assert [kind for kind in worker.kinds() if "links" in kind] == [
+        "look at links",
         "ping links",
         *["serve links", "stop links"] * 3,
     ]
@@ -143,7 +161,7 @@ def test_off_and_one_spark_are_not_checked(pair: Any, sites: Sites) -> None:
 def test_without_rdma_tcp_is_measured(pair: Any) -> None:
     head, _ = both = pair()
     for site in both:
-        site.host.facts = {LinkState: lambda names, result: state(rdma=False)}
+        say(site, state(rdma=False))
         site.host.data.link_wanted = {**site.data.link_wanted, "rdma": "optional"}
     head.host.answers["send over links"] = FAST
     ok, result = measured(both)
@@ -153,7 +171,7 @@ def test_without_rdma_tcp_is_measured(pair: Any) -> None:
 
 def test_no_carrier_is_waited_for_and_then_told_without_sending(pair: Any) -> None:
     head, worker = both = pair()
-    worker.host.facts = {LinkState: lambda names, result: state(carrier=False, speed_mbps=None)}
+    say(worker, state(carrier=False, speed_mbps=None))
     ok, result = measured(both)
     assert not ok and result["pings"] == [] and result["rates"] == []
     assert [line.partition(";")[0] for line in head.host.shown] == [
@@ -164,14 +182,29 @@ def test_no_carrier_is_waited_for_and_then_told_without_sending(pair: Any) -> No
 
 def test_carrier_that_comes_is_enough(pair: Any) -> None:
     _, worker = both = pair()
-    seen = [state(carrier=False), state(carrier=False), state()]
-    worker.host.facts = {LinkState: lambda names, result: seen.pop(0) if len(seen) > 1 else seen[0]}
+    say(worker, state(carrier=False), state(carrier=False), state())
     assert measured(both)[0]
+    # Looked at anew each time, and not by a fact that was asked ahead.
+    assert sum("boot_id" in text for text in worker.host.heard) == 3
+
+
+def test_a_host_that_says_nothing_of_its_links_is_one_line(pair: Any) -> None:
+    line = (
+        "spark-2: link: found no answer; wanted the state of its links; see that the host is well and run "
+        "again"
+    )
+    both = pair()
+    both[1].host.facts = {LinkState: {}}  # what a fact is that could not be had
+    assert not measured(both)[0] and both[0].host.shown == [line]
+    for said in ((False, ""), OSError("gone")):
+        both = pair()
+        both[1].host.answers["look at links"] = said
+        assert not measured(both)[0] and both[0].host.shown == [line]
 
 
 def test_what_is_seen_is_told_to_the_doctor(pair: Any) -> None:
     head, worker = pair()
-    worker.host.facts = {LinkState: lambda names, result: state(mtu=1500)}
+    say(worker, state(mtu=1500))
     (command,) = commands_of(link_gate.measured, head.host, head)
     assert [line.partition(";")[0] for line in command.function.lines] == [
         f"spark-2: {name} MTU: found MTU 1500" for name in RDMA

@@ -94,6 +94,9 @@ def config(plan: FabricPlan, node: str, peers: Mapping[str, Peer], folder: str) 
         "  StrictHostKeyChecking yes\n"
         "  HostKeyAlgorithms ssh-ed25519\n"
         "  BatchMode yes\n"
-        "  ConnectTimeout 5\n"
+        # An emulated machine takes its time for the exchange of keys.
+        "  ConnectTimeout 15\n"
+        "  ServerAliveInterval 5\n"
+        "  ServerAliveCountMax 3\n"
     )
     return "".join(lines)

@@ -9,16 +9,16 @@ from sparkstack.errors import Problem
 from sparkstack.fabric import FabricPlan
 
 _TYPES = {
-    "unicast", "local", "broadcast", "multicast", "anycast", "throw", "unreachable", "prohibit", "blackhole",
+    "unicast", "local", "broadcast", "multicast", "anycast", "unreachable", "prohibit", "blackhole",
 }  # fmt: skip
 
 
 def collisions(plan: FabricPlan, routes_by_host: Mapping[str, Sequence[str]]) -> list[Problem]:
     """One problem for each route that overlaps a planned network and is not the planned one itself.
 
-    `routes_by_host` holds lines of `ip -4 route`, or bare networks. A route is ours when it is the planned
-    network on the planned interface, as it is from the second run on. Default routes do not count: anything
-    is inside of them, and a /24 wins against them.
+    `routes_by_host` holds lines of `ip -4 route` (of any table), or bare networks. A route is ours when it is
+    the planned network on the planned interface, as it is from the second run on. Default routes do not
+    count: anything is inside of them, and a /24 wins against them.
     """
     problems = []
     subnets = {IPv4Network(i.subnet) for interfaces in plan.interfaces.values() for i in interfaces}
@@ -28,7 +28,8 @@ def collisions(plan: FabricPlan, routes_by_host: Mapping[str, Sequence[str]]) ->
             words = route.split()
             if words and words[0] in _TYPES:
                 words = words[1:]
-            if not words or words[0] in ("default", "nexthop"):
+            # "throw" leads nowhere: the next table is asked.
+            if not words or words[0] in ("default", "nexthop", "throw"):
                 continue
             try:
                 network = ip_network(words[0], strict=False)

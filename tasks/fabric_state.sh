@@ -4,7 +4,8 @@
 mtu=$1 keys=$2
 shift 2
 ip -j -d addr show | sed 's/^/links /'
-ip -4 route show table main | sed 's/^/route /'
+# All tables: what a VPN has in one of its own comes first. That of the host's own addresses says nothing more.
+ip -4 route show table all | grep -v ' table local ' | sed 's/^/route /'
 for d in /sys/class/infiniband/*/device/net/*; do
     [ -e "$d" ] || continue
     hca=${d#/sys/class/infiniband/}

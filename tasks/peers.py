@@ -135,9 +135,9 @@ def _ask(state: Any, host: Any, site: Site) -> bool:
     for rank, one in enumerate(site.hosts):
         if rank == site.rank:
             continue
-        ok, said = shell(host, f"ssh -F {config} rank-{rank} status </dev/null 2>&1")
+        ok, said = shell(host, f"timeout 60 ssh -F {config} rank-{rank} status </dev/null 2>&1")
         if not ok or "ActiveState=" not in said:
-            words = " ".join(said.split())[-200:] or "no word"
+            words = " ".join(said.split())[-200:] or "no word in 60 s"
             good = report_failure(
                 host,
                 f"{host.name}: peers: found {one.name} not answering by SSH: {words}; wanted its status; see "

@@ -103,7 +103,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "keys of another": (r"for f in \S+/id_ed25519\.pub /etc/ssh/\S+; do .*; done; sshd -T .*", None),
     "add user": (r"\( u=\S+/undo; .*/did/user/\S+; .* \) && useradd --system .* sparkstack-peer", ""),
     "try sudoers": (r"visudo -cqf -", ""),
-    "ask peer": (r"ssh -F \S+/ssh/config \S+ status </dev/null 2>&1", None),
+    "ask peer": (r"timeout 60 ssh -F \S+/ssh/config \S+ status </dev/null 2>&1", None),
     "nothing yet": (r"true", ""),
     # link_gate.py, link_nccl.py
     "look at links": (r'echo "boot=\$\(cat /proc/sys/kernel/random/boot_id\)"; .* 2>/dev/null; true', None),

@@ -194,7 +194,8 @@ def test_the_state_of_a_host(tmp_path: Path, tools: Callable[..., str]) -> None:
     (nm / "a port.nmconnection").write_text("id=a port\ninterface-name=enp1s0f0np0\npsk=hush\n")
     (keys / "id_ed25519.pub").write_text("ssh-ed25519 AAAA comment\n")
     path = tools(
-        ip=f"case $* in *-j*) echo {shlex.quote(LINK)} ;; *route*) echo 'default via 1.2.3.4 dev x ' ;; "
+        ip=f"case $* in *-j*) echo {shlex.quote(LINK)} ;; *'route show table all'*) "
+        "printf 'default via 1.2.3.4 dev x \\nlocal 1.2.3.5 dev x table local scope host\\n' ;; "
         "*) echo inet ;; esac",
         ping='case "$*" in *8972*) exit 1 ;; esac; [ "$8" != "" ]',
         systemctl="exit 3",

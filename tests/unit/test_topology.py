@@ -269,6 +269,7 @@ def test_245_nodes_are_the_most() -> None:
     [
         ("192.168.96.0/24 dev wlP9s9 proto kernel", "found route 192.168.96.0/24 on wlP9s9; wanted 192.168.96.0/24 free"),
         ("192.168.0.0/16 via 10.0.0.1 dev tun0", "found route 192.168.0.0/16 on tun0; wanted 192.168.96.0/24 free"),
+        ("192.168.0.0/16 dev tailscale0 table 52", "found route 192.168.0.0/16 on tailscale0; wanted 192.168.96.0/24 free"),
         ("192.168.97.7", "found route 192.168.97.7/32; wanted 192.168.97.0/24 free"),
         ("unreachable 192.168.96.128/25", "found route 192.168.96.128/25; wanted 192.168.96.0/24 free"),
         # Both twins in one network, as some set-up scripts leave them.
@@ -297,6 +298,7 @@ def test_a_wide_route_on_our_own_interface_is_not_ours() -> None:
     [
         "default via 192.168.1.1 dev enP7s7",
         "0.0.0.0/0",
+        "throw 192.168.0.0/16 table 52",
         "128.0.0.0/1 dev tun0",
         "172.17.0.0/16 dev docker0",
         "192.168.98.0/24",

@@ -13,8 +13,11 @@ ends by itself: whoever dies in between, nothing is left after a minute. Every w
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -58,14 +61,26 @@ def _all(function: Callable[[dict[str, Any]], dict[str, Any]], plans: list[dict[
 def _run(words: list[str], seconds: float) -> tuple[int | None, str]:
     """(exit status or None where the time was over, everything that it wrote)."""
     try:
-        done = subprocess.run(
-            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds, check=False
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as error:
-        return None, (error.stdout or b"").decode(errors="replace")
     except OSError as error:
         return 127, f"{words[0]}: {error.strerror}"
-    return done.returncode, done.stdout.decode(errors="replace")
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        # With its children, which may hold the pipe; and what hangs in the kernel is not waited for either.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        said = error.stdout or b""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            said, _ = process.communicate(timeout=2)
+        return None, said.decode(errors="replace")
+    return process.returncode, said.decode(errors="replace")
 
 
 # ── Ping ──

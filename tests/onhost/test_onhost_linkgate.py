@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +181,20 @@ def test_the_command_line(says: Says, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_command_that_is_not_there() -> None:
     status, said = linkgate._run(["sparkstack-no-such-tool"], 5)
     assert status == 127 and said.startswith("sparkstack-no-such-tool: No such file")
+
+
+def test_a_tool_that_hangs_is_ended_with_its_children_and_what_it_said_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "ib_write_bw"
+    tool.write_text("#!/bin/sh\necho ' remote address: LID 0000'\nsleep 600 & sleep 600\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(linkgate, "GRACE_S", 1.0)
+    assert linkgate.send([{**PLAN, "seconds": 0}]) == [{"gbps": None, "problem": "stalled"}]
+    tool.write_text("#!/bin/sh\nsleep 600\n")
+    monkeypatch.setattr(linkgate, "GRACE_S", 0.05)
+    assert linkgate.send([{**PLAN, "seconds": 0}]) == [{"gbps": None, "problem": "filtered"}]
 
 
 def test_all_gather_says_in_one_line_why_not(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,11 +12,22 @@ from sparkstack.migration import Migration
 
 
 def problems(
-    plan: FabricPlan, node: str, state: FabricState, old: Migration, reached_by: str
+    plan: FabricPlan, node: str, state: FabricState, old: Migration, reached_by: str, management: str
 ) -> list[Problem]:
     """What stops the fabric on `node` before anything is changed; `old` goes, so it is in nobody's way.
-    `reached_by` is the address by which the controller comes."""
+    `reached_by` is the address by which the controller comes, `management` the interface by which the ranks
+    of a ring meet."""
     found = []
+    if plan.kind == "ring" and management not in state.links:
+        there = ", ".join(name for name, link in state.links.items() if name != "lo" and link.addresses)
+        found.append(
+            Problem(
+                f"{node}: fabric",
+                f"no interface {management}",
+                "the management interface, by which the ranks of a ring meet",
+                f"set `management_interface` for this host (with addresses: {there or 'none'})",
+            )
+        )
     interfaces = plan.of(node)
     missing = [i.name for i in interfaces if i.name not in state.links]
     if missing:

@@ -59,7 +59,8 @@ def possible(site: Site) -> Commands:
     state = fabric_facts.ask(site)
     old, lines = _old(site, state)
     me = site.host.name
-    lines += map(str, fabric_check.problems(site.fabric, me, state, old, site.reached_by))
+    management = site.data.management_interface
+    lines += map(str, fabric_check.problems(site.fabric, me, state, old, site.reached_by, management))
     if lines:
         yield fail(*lines)
         return

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_host import commands_of, follow, shell_lines, written
 
-from sparkstack import netplan
+from sparkstack import netplan, topology
 from sparkstack.fabric_state import FabricState, Link
 from sparkstack.machine import Machine
 from tasks import discover, fabric, fabric_facts, fabric_try
@@ -121,6 +121,25 @@ def test_no_such_interface(sites: Sites) -> None:
         "spark-1: fabric: found no interface enp1s0f0np0, enP2p1s0f0np0; wanted the ports of `fabric`; check "
         "the port number in `fabric`, or say in `fabric_ports` of this host which of cx0 they are"
     ]
+
+
+def test_a_ring_meets_by_an_interface_that_is_there(sites: Sites) -> None:
+    """Its name may differ between hosts: a rank that has none of that name would hang when it serves."""
+    made = sites(3)
+    head = dataclasses.replace(made[0], fabric=topology.plan("ring", made[0].names))
+    good = state_of(head)
+    prepare(head, dataclasses.replace(good, links={**good.links, "eno1": Link(("10.0.0.1/24",))}))
+    head.host.data.management_interface = "eno1"
+    assert commands_of(fabric.possible, head.host, head) == []
+    head.host.data.management_interface = "enP7s7"
+    (line,) = fails(head)
+    assert line.startswith(
+        "spark-1: fabric: found no interface enP7s7; wanted the management interface, by which the ranks of a "
+        "ring meet; set `management_interface` for this host (with addresses: "
+    )
+    assert "eno1" in line
+    prepare(made[0], state_of(made[0]))  # a switch does without
+    assert commands_of(fabric.possible, made[0].host, made[0]) == []
 
 
 def test_a_network_that_is_in_use(sites: Sites) -> None:

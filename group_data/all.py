@@ -200,7 +200,7 @@ link_wanted: dict[str, object] = {
     "both_gbps": 160.0,
     "tcp_gbps": 10.0,
     "rdma": "required",
-    "nccl_gbytes": 21.8,
+    "nccl_gbytes": 21.875,
     "nccl_ring_gbytes": 10.0,
     "nccl_size_gib": 2.0,
     "seconds": 3,

@@ -179,3 +179,5 @@ def deploy_fabric(site: Site) -> None:
         peers.key_made(name="key for the other hosts", site=site)
         peers.peers_known(name="hosts know one another", site=site)
         peers.peers_answer(name="hosts answer one another", site=site)
+    else:
+        peers.nobody_comes(name="no other host is let in", site=site)

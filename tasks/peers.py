@@ -121,6 +121,21 @@ def peers_known(site: Site) -> Commands:
 
 
 @operation()
+def nobody_comes(site: Site) -> Commands:
+    """Take back what a Spark that is alone now allowed the others when it was one of several.
+
+    No-op where nobody is let in.
+    """
+    path = peer_files.paths(site)[-1]
+    if path not in fabric_facts.known(site).files:
+        host.noop("no other host is let in")
+        return
+    drift.differs(path, "keys of other hosts", "no such file on a Spark alone")
+    yield StringCommand(f"rm -f {shlex.quote(path)}")
+    fabric_facts.changed(site)
+
+
+@operation()
 def peers_answer(site: Site) -> Commands:
     """Ask each other host for its status. No-op where no host's files changed in this run."""
     if not _written:

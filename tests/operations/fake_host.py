@@ -104,6 +104,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "add user": (r"\( u=\S+/undo; .*/did/user/\S+; .* \) && useradd --system .* sparkstack-peer", ""),
     "try sudoers": (r"visudo -cqf -", ""),
     "ask peer": (r"timeout 60 ssh -F \S+/ssh/config \S+ status </dev/null 2>&1", None),
+    "let nobody in": (r"rm -f \S+/peer/\.ssh/authorized_keys", ""),
     "nothing yet": (r"true", ""),
     # link_gate.py, link_nccl.py
     "look at links": (r'echo "boot=\$\(cat /proc/sys/kernel/random/boot_id\)"; .* 2>/dev/null; true', None),

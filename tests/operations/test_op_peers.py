@@ -84,6 +84,17 @@ def test_nothing_to_do(pair: list[Site]) -> None:
     assert pair[0].host.noops == ["the other hosts are known", "nothing changed since they answered"]
 
 
+def test_a_spark_that_is_alone_again_lets_nobody_in(sites: Sites) -> None:
+    (alone,) = sites(1)
+    path = "/etc/sparkstack/peer/.ssh/authorized_keys"
+    assert path in fabric_facts.words(alone)["paths"]
+    fabric_facts._known[alone.host.name] = FabricState(files={path: {}})
+    commands = commands_of(peers.nobody_comes, alone.host, alone)
+    assert follow(commands, alone.host) and alone.host.heard == [f"rm -f {path}"]
+    fabric_facts._known[alone.host.name] = FabricState()
+    assert commands_of(peers.nobody_comes, alone.host, alone) == []
+
+
 def test_a_host_that_was_not_asked_is_asked_for_its_keys(pair: list[Site]) -> None:
     head, worker = pair
     del fabric_facts._known["spark-2"]

@@ -308,6 +308,22 @@ def test_shell_words(text: str, words: list[str]) -> None:
     assert [word.text for word in shell_words.split(text)] == words
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # As vLLM reads them: JSON where it is some, else text; a plus adds to a list.
+        ("-cc.pass_config.fuse=true -cc.a=null", {"compilation_config": {"pass_config": {"fuse": True}, "a": None}}),
+        ("-cc.sizes=[1,2,4]", {"compilation_config": {"sizes": [1, 2, 4]}}),
+        ("--hf-overrides.x '{\"a\": 1}'", {"hf_overrides": {"x": {"a": 1}}}),
+        ("-cc.a=NaN -cc.b=1e999 -cc.c=007", {"compilation_config": {"a": "NaN", "b": "1e999", "c": "007"}}),
+        ("-cc.custom_ops+=+x -cc.custom_ops+=-y,+z", {"compilation_config": {"custom_ops": ["+x", "-y", "+z"]}}),
+    ],
+)  # fmt: skip
+def test_dotted_options(text: str, expected: dict[str, Any]) -> None:
+    found = flags.parse(shell_words.split(text))
+    assert (found.options, found.twice, found.strange) == (expected, [], [])
+
+
 def test_shell_words_know_their_lines_and_variables() -> None:
     words = shell_words.split("a \\\n'b\nc' \\\n\"$D\" `e`")
     assert [word.line for word in words] == [0, 1, 3, 3]

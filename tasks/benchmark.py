@@ -30,7 +30,8 @@ def same_measurement(found: Any, site: Site) -> bool:
 def measured(site: Site) -> Commands:
     """Measure the endpoint from the head, as a job.
 
-    No-op when this release has been measured with this profile.
+    No-op when this release has been measured with this profile. A release that stops answering while it is
+    measured, and never met what was expected of it, makes way for the one before.
     """
     if not site.is_head:
         return
@@ -49,8 +50,21 @@ def measured(site: Site) -> Commands:
             "release": site.release_id,
             "result": site.measurement_path,
             "profile": site.profile,
-        }
+        },
+        failed=lambda host: _not_measured(host, site),
     )
+
+
+def _not_measured(host: Any, site: Site) -> None:
+    """The job has failed and said why. That may be anybody's fault; a head that answers no more is its
+    release's."""
+    kept = activation.kept_by(host)
+    mine = kept.releases.get(site.release_id)
+    on_trial = kept.current == site.release_id and mine is not None and mine.history.passed is None
+    back = releases.before(kept, site.release_id)
+    if on_trial and back and not knobs.switched_on(site.data, "keep_failed") and not serve.completes(site):
+        why = "it stopped answering while it was measured"
+        activation.give_back(host, serve.target_of(site), back, "gate", why)
 
 
 def _unmeasured(state: Any, host: Any, path: str) -> bool:

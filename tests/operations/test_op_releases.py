@@ -12,7 +12,7 @@ import pytest
 from cluster import Cluster
 
 from sparkstack.expectation import Expect
-from tasks import report
+from tasks import benchmark, remote, report
 from tasks.site import Site
 
 OLD, NEW, NEWER = {"max_model_len": 1024}, {"max_model_len": 512}, {"max_model_len": 256}
@@ -159,6 +159,45 @@ def test_a_release_that_is_too_slow_makes_way(cluster: Cluster, monkeypatch: pyt
     assert cluster.deploy(again) and cluster.serves(new[0].release_id)
     assert not Path(new[0].measurement_path).exists()
     assert cluster.judge(again, 11) and history(cluster, new[0])["failed"] is None
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_release_that_dies_while_it_is_measured(
+    cluster: Cluster, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(state: Any, host: Any, plan: Any, path: str, failed: Callable[[Any], object]) -> bool:
+        if dies:
+            for one in cluster.broken(sites):
+                one.host.unit = "started"
+        failed(host)
+        return False
+
+    monkeypatch.setattr(remote, "start_and_follow", measure)
+    for host in cluster.hosts:
+        (host.folder / "var/plans").mkdir(parents=True)
+    sites = old = cluster.of(OLD)
+    assert cluster.deploy(old)
+    # The first of all has nothing to go back to; systemd starts it again.
+    assert cluster.measure(old) is False and cluster.hosts[0].current == old[0].release_id
+    for host in cluster.hosts:
+        (host.folder / "etc/current/broken").unlink(missing_ok=True)
+    assert cluster.judge(old, 20)
+    sites = new = cluster.of(NEW)
+    assert cluster.deploy(new) and cluster.measure(new) is False
+    if not dies:  # it may be anybody's fault: the benchmark's key, its profile
+        assert cluster.serves(new[0].release_id) and history(cluster, new[0])["failed"] is None
+        return
+    assert cluster.serves(old[0].release_id)
+    assert history(cluster, new[0])["failed"]["why"] == "it stopped answering while it was measured"
+    assert cluster.deploy(new) is False and "which missed what its recipe expects" in cluster.said[0]
+
+
+def test_what_met_its_gate_stays_when_it_dies_while_it_is_measured_again(cluster: Cluster) -> None:
+    old, new = cluster.of(OLD), cluster.of(NEW)
+    assert cluster.deploy(old) and cluster.deploy(new) and cluster.judge(new, 20)
+    cluster.broken(new)
+    benchmark._not_measured(cluster.hosts[0], new[0])
+    assert cluster.hosts[0].current == new[0].release_id
 
 
 def test_a_corrected_expectation_is_enough(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from sparkstack import hosts, rules
 from sparkstack.check import check, refusals
 from sparkstack.cli import main
-from sparkstack.native import PLUGIN_FEATURES, Recipe, pins_missing, unsupported
+from sparkstack.native import PLUGIN_FEATURES, Recipe, missing_pins, pins_missing, unsupported
 from sparkstack.recipe import load_recipe
 from sparkstack.recipe_schema import FILES, schema
 from sparkstack.render import STOP_SECONDS
@@ -649,6 +649,14 @@ def test_the_seeds_quote_their_figures(name: str, figure: float) -> None:
     metadata = load_recipe(RECIPES / f"{name}.yaml").metadata
     assert metadata["decode_tok_s"] == figure
     assert metadata["sources"]
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("q*.yaml")), ids=lambda path: path.stem)
+def test_what_is_not_pinned_is_marked(path: Path) -> None:
+    recipe = load_recipe(path)
+    told = " ".join(recipe.metadata.get("unverified", []))
+    for loc, *_ in missing_pins(recipe):
+        assert ("image" if loc[0] == "image" else "revision") in told or recipe.image.base in told, loc
 
 
 # The commands.

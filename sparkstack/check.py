@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sparkstack import conversion, description, memory, rules, schema, yamlfile
+from sparkstack import conversion, description, memory, rules, schema, vllm_options, yamlfile
 from sparkstack.description import PARALLEL_SIZES, Launch
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.findings import Finding, error, in_order, unsupported, warning
@@ -131,11 +131,15 @@ def _native(document: Document, findings: list[Finding]) -> Launch | None:
         found = f"serve.options.{again}, which is {first_name} again"
         findings.append(error("twice", where, found, "each flag once", "remove one"))
     if recipe.serve.engine == "vllm":
-        for name in recipe.serve.options.keys() - {name for pair in twice for name in pair}:
+        for name in [name for name in recipe.serve.options if all(name not in pair for pair in twice)]:
             if name in ALIASES:  # beside the long form, which we write, it would stand there twice
                 where = document.where(("serve", "options", name))
                 wanted, remedy = canonical(name), "write its long name"
                 findings.append(error("option", where, f"serve.options.{name}", wanted, remedy))
+            if name.startswith("no_") and recipe.serve.options[name] is False:
+                where = document.where(("serve", "options", name))
+                found, wanted = f"serve.options.{name}: false", f"{name.removeprefix('no_')}: true"
+                findings.append(error("option", where, found, wanted, "no option is denied twice"))
     for name in ("categories", "quality"):
         if getattr(recipe.expect, name):
             where = document.where(("expect", name))
@@ -252,7 +256,22 @@ def refusals(path: Path, nodes: int) -> list[Problem]:
 
 
 def _about(launch: Launch, nodes: int | None) -> list[Finding]:
-    return [*_parallel(launch), *memory.fits(launch, nodes), *_secrets(launch), *rules.apply(launch)]
+    return [
+        *_mistyped(launch),
+        *_parallel(launch),
+        *memory.fits(launch, nodes),
+        *_secrets(launch),
+        *rules.apply(launch),
+    ]
+
+
+def _mistyped(launch: Launch) -> list[Finding]:
+    """Options that are nearly one of vLLM's. A warning: another version may have them."""
+    return [
+        warning("option", launch.where(f"options.{name}"), f"option {name}", near, f"did you mean {near!r}?")
+        for name in launch.options
+        if launch.is_vllm and (near := vllm_options.meant(name))
+    ]
 
 
 def _sizes(launch: Launch) -> list[Finding]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkstack.flags import scalar
 from sparkstack.native import Recipe
 from sparkstack.yamlfile import Document
 
@@ -85,6 +86,8 @@ class Launch:
     @property
     def speculation(self) -> dict[str, Any]:
         config = self.options.get("speculative_config")
+        if isinstance(config, str):  # JSON as one text is the same to the engine
+            config = scalar(config)
         return config if isinstance(config, dict) else {}
 
     @property

@@ -442,6 +442,34 @@ def test_a_short_name_is_no_option(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("gpu_memory_utilzation", "gpu_memory_utilization"),
+        ("max_modl_len", "max_model_len"),
+        ("kv_cache_dtyp", "kv_cache_dtype"),
+        ("no_enable_prefix_cachng", "enable_prefix_caching"),
+        ("max_model_len", None),
+        ("no_enable_prefix_caching", None),
+        ("of_another_version", None),
+        ("data_parallel_size_local", None),
+    ],
+)
+def test_a_mistyped_option_of_vllm(tmp_path: Path, name: str, near: str | None) -> None:
+    told = [] if near is None else [f"warning: found option {name}; wanted {near}; did you mean {near!r}?"]
+    native = said(tmp_path, NATIVE + f"serve:\n  options: {{{name}: true}}\n")
+    assert native == [f"r.yaml:8: {line}" for line in told]
+    theirs = said(tmp_path, V2 + f"defaults:\n  {name}: true\n")
+    assert theirs == [f"r.yaml:5: {line}" for line in told]
+
+
+def test_no_option_is_denied_twice(tmp_path: Path) -> None:
+    assert said(tmp_path, NATIVE + "serve:\n  options: {no_enable_prefix_caching: true}\n") == []
+    assert said(tmp_path, NATIVE + "serve:\n  options: {no_enable_prefix_caching: false}\n") == [
+        "r.yaml:8: error: found serve.options.no_enable_prefix_caching: false; wanted enable_prefix_caching: true; no option is denied twice"
+    ]
+
+
 MEMORY = [
     # On as many hosts as its parallel size says, where that is more than the least.
     ("defaults: {tensor_parallel: 2}\n", "{model_vram: 200}", None),
@@ -535,6 +563,13 @@ OPTIONS = "serve:\n  options: "
             "{kv_cache_dtype: turboquant_4bit_nc, speculative_config: {method: mtp}}",
             {"turboquant-mtp"},
         ),
+        (
+            "Qwen/Qwen3.5-35B",
+            """{kv_cache_dtype: TurboQuant_4bit_NC, speculative_config: '{"method": "mtp"}'}""",
+            {"turboquant-mtp"},
+        ),
+        ("org/x-NVFP4", """{speculative_config: '{"method": "qwen3_5_mtp"}'}""", {"mtp-nvfp4"}),
+        ("org/x-NVFP4", "{speculative_config: no JSON}", set()),
         ("Qwen/Qwen3.5-35B", "{kv_cache_dtype: turboquant_4bit_nc}", set()),
         ("Qwen/Qwen3-8B", "{kv_cache_dtype: turboquant_4bit_nc, speculative_config: {method: mtp}}", set()),
         ("Qwen/Qwen3.5-35B", "{kv_cache_dtype: turboquant35}", {"turboquant-reference"}),

@@ -39,6 +39,7 @@ def measured(site: Site) -> Commands:
         host.noop(f"release {site.release_id} has been measured")
         return
     drift.differs(site.measurement_path, "absent, or of another profile", "a measurement of this release")
+    yield FunctionCommand(_serves, (site,), {})
     yield from job(
         {
             "job": f"sparkstack-bench-{site.release_id}",
@@ -52,6 +53,16 @@ def measured(site: Site) -> Commands:
             "profile": site.profile,
         },
         failed=lambda host: _not_measured(host, site),
+    )
+
+
+def _serves(state: Any, host: Any, site: Site) -> bool:
+    """Figures of another release must not be kept as this one's: a run may leave `serve` out."""
+    current = activation.kept_by(host).current
+    return current in (None, site.release_id) or report_failure(
+        host,
+        f"{host.name}: benchmark: found release {current} serving; wanted {site.release_id}, that of "
+        f"recipe {site.recipe.name}; run the stage serve, too",
     )
 
 

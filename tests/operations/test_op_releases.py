@@ -200,6 +200,18 @@ def test_what_met_its_gate_stays_when_it_dies_while_it_is_measured_again(cluster
     assert cluster.hosts[0].current == new[0].release_id
 
 
+def test_another_release_s_figures_are_nobody_s(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--data only=benchmark` with a recipe that was changed and not deployed."""
+    monkeypatch.setattr(remote, "start_and_follow", lambda *given: pytest.fail("it was measured"))
+    old, new = cluster.of(OLD), cluster.of(NEW)
+    assert cluster.deploy(old)
+    assert cluster.measure(new) is False
+    assert cluster.said == [
+        f"spark-1: benchmark: found release {old[0].release_id} serving; wanted {new[0].release_id}, that of "
+        "recipe test-recipe; run the stage serve, too"
+    ]
+
+
 def test_a_corrected_expectation_is_enough(cluster: Cluster) -> None:
     old, new = cluster.of(OLD), cluster.of(NEW)
     assert cluster.deploy(old) and cluster.deploy(new) and cluster.judge(new, 4.5) is False

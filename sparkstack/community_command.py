@@ -73,6 +73,12 @@ class LaunchCommand:
             self.findings.append(
                 warning("trailing-blank", where, found, "the backslash as the line's end", remedy)
             )
+        if ("command",) not in self.document.blocks:
+            command, folded = placeholders.unfolded(command)
+            if folded:
+                found, wanted = "backslashes in a command whose lines are joined (>)", "`command: |`"
+                remedy = "write it so, or leave them out (it is repaired here)"
+                self.findings.append(warning("folded", self.where("command"), found, wanted, remedy))
         expanded = placeholders.expand(command, values)
         self._report_names(expanded, values)
         try:

@@ -117,6 +117,14 @@ BROKEN: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "folded with backslashes",
+        V2 + "command: >\n  vllm serve {model} \\\n  --seed -1 \\ \n  --port {prt}\n",
+        [
+            "r.yaml:4: warning: found backslashes in a command whose lines are joined (>); wanted `command: |`; write it so, or leave them out (it is repaired here)",
+            "r.yaml:4: error: found {prt} without a value; wanted a key of defaults; did you mean {port}?",
+        ],
+    ),
+    (
         "no continuation",
         V2 + "command: |\n  vllm serve {model}\n    --port 1\n",
         [

@@ -308,6 +308,12 @@ def test_shell_words(text: str, words: list[str]) -> None:
     assert [word.text for word in shell_words.split(text)] == words
 
 
+def test_a_folded_command_with_backslashes_is_what_was_meant() -> None:
+    text = "recipe_version: '1'\nname: x\ncontainer: c\ncommand: >\n  vllm serve a/b \\\n  --seed -1 \\\n  -tp 2\n"
+    found = convert(yamlfile.parse(text, "r.yaml"), "1").launch
+    assert found is not None and found.options == {"seed": -1, "tensor_parallel_size": 2}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

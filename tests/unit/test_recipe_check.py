@@ -117,6 +117,32 @@ BROKEN: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "names in defaults",
+        V2 + "defaults:\n  a: '{foo}'\n  b: '{b}'\n",
+        [
+            "r.yaml:5: error: found {foo} without a value; wanted a key of defaults; add 'foo' to defaults",
+            "r.yaml:6: error: found {b}, whose value holds {b} again; wanted values that end; correct defaults",
+        ],
+    ),
+    *(
+        (
+            f"port {port}",
+            V2 + f"defaults:\n  port: {port}\n",
+            [f"r.yaml:5: error: found port {yaml.safe_load(port)!r}; wanted a number from 1 to 65535; correct it"],
+        )
+        for port in ("none", "true", "0", "65536", "[8000]", "8000.5", "''")
+    ),
+    (
+        "port in a command",
+        V2 + "command: |\n  vllm serve {model} \\\n    --port http\n",
+        ["r.yaml:6: error: found port 'http'; wanted a number from 1 to 65535; correct it"],
+    ),
+    (
+        "port without a value",
+        V2 + "defaults: {port: '{prt}'}\n",
+        ["r.yaml:4: error: found {prt} without a value; wanted a key of defaults; did you mean {port}?"],
+    ),
+    (
         "folded with backslashes",
         V2 + "command: >\n  vllm serve {model} \\\n  --seed -1 \\ \n  --port {prt}\n",
         [

@@ -308,6 +308,15 @@ def test_shell_words(text: str, words: list[str]) -> None:
     assert [word.text for word in shell_words.split(text)] == words
 
 
+@pytest.mark.parametrize(("port", "expected"), [("9000", 9000), ("'9000'", 9000), ("null", 8000)])
+@pytest.mark.parametrize("command", ["", "command: vllm serve a/b\n"])
+def test_a_port_in_defaults(port: str, expected: int, command: str) -> None:
+    text = f"model: a/b\ncontainer: c\ndefaults: {{port: {port}}}\n{command}"
+    found = convert(yamlfile.parse(text, "r.yaml"), "2")
+    assert found.launch is not None and found.launch.port == expected
+    assert not [finding for finding in found.findings if finding.severity == "error"]
+
+
 def test_a_folded_command_with_backslashes_is_what_was_meant() -> None:
     text = "recipe_version: '1'\nname: x\ncontainer: c\ncommand: >\n  vllm serve a/b \\\n  --seed -1 \\\n  -tp 2\n"
     found = convert(yamlfile.parse(text, "r.yaml"), "1").launch

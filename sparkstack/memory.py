@@ -8,6 +8,7 @@ from typing import Any
 
 from sparkstack.description import DEFAULT_GPU_MEMORY_UTILIZATION, GB, UNIFIED_MEMORY_GB, Launch
 from sparkstack.findings import Finding, error
+from sparkstack.flags import is_placeholder
 from sparkstack.units import GIB
 
 _BITS = {
@@ -53,7 +54,18 @@ def fits(launch: Launch, nodes: int | None = None) -> list[Finding]:
     Judged on `nodes` hosts; where that is not known, on as few as the recipe allows, or on as many as its
     parallel sizes say. A budget is one Spark's, whatever their number.
     """
-    return [*_budget(launch), *_model(launch, nodes)]
+    return [*_budget(launch), *(_share(launch) or _model(launch, nodes))]
+
+
+def _share(launch: Launch) -> list[Finding]:
+    value = launch.options.get("gpu_memory_utilization")
+    if value is None or (isinstance(value, str) and is_placeholder(value)):
+        return []
+    share = _number(value)
+    if share is not None and share <= 1:
+        return []
+    where = launch.where("options.gpu_memory_utilization")
+    return [error("memory", where, f"gpu_memory_utilization {value}", "more than 0, at most 1")]
 
 
 def _budget(launch: Launch) -> list[Finding]:
@@ -76,9 +88,6 @@ def _model(launch: Launch, nodes: int | None) -> list[Finding]:
     per_token = kv_gb_per_token(launch.metadata, launch.kv_cache_dtype) or 0.0
     length = _number(launch.options.get("max_model_len")) or 0.0
     share = _number(launch.options.get("gpu_memory_utilization")) or DEFAULT_GPU_MEMORY_UTILIZATION
-    if not 0 < share <= 1:
-        where = launch.where("options.gpu_memory_utilization")
-        return [error("memory", where, f"gpu_memory_utilization {share:g}", "more than 0, at most 1")]
     need = weights + per_token * length
     room = UNIFIED_MEMORY_GB * share
     if need <= room * count:

@@ -535,6 +535,14 @@ def test_memory_on_the_hosts_that_are_asked_for(tmp_path: Path) -> None:
     assert refusals(path, 2) == [] and len(refusals(path, 1)) == 1
 
 
+@pytest.mark.parametrize("share", ["1.5", "0", "-0.5", "high", "90", "true"])
+@pytest.mark.parametrize("more", ["", "metadata: {model_vram: 1}\n"])
+def test_a_share_of_the_memory(tmp_path: Path, share: str, more: str) -> None:
+    lines = said(tmp_path, NATIVE + f"serve:\n  options: {{gpu_memory_utilization: {share}}}\n{more}")
+    shown = str(yaml.safe_load(share))
+    assert lines == [f"r.yaml:8: error: found gpu_memory_utilization {shown}; wanted more than 0, at most 1"]
+
+
 def test_a_budget_is_one_spark_s(tmp_path: Path) -> None:
     lines = said(tmp_path, NATIVE.replace("memory_gib: 1,", "memory_gib: 120,") + "serve: {}\nmin_nodes: 2\n")
     assert lines == [

@@ -12,6 +12,7 @@ import pytest
 from cluster import Cluster
 
 from sparkstack.expectation import Expect
+from sparkstack.releases import collected
 from tasks import benchmark, remote, report
 from tasks.site import Site
 
@@ -46,6 +47,29 @@ def test_first_then_next_then_back_and_back_again(cluster: Cluster) -> None:
         assert cluster.roll_back() and cluster.serves(expected[0].release_id)
         assert [host.previous for host in cluster.hosts] == [left[0].release_id] * 2
         assert not under_way(cluster)
+
+
+def test_the_one_before_over_many_updates(cluster: Cluster) -> None:
+    """What failed between two releases is the one before of neither; a rollback turns the pair around."""
+
+    def stands(current: list[Site], before: list[Site] | None) -> bool:
+        expected = before[0].release_id if before else None
+        pairs = {(host.current, host.previous) for host in cluster.hosts}
+        return cluster.serves(current[0].release_id) and pairs == {(current[0].release_id, expected)}
+
+    a, b, c, d, e = (cluster.of({"max_model_len": length}) for length in (1, 2, 3, 4, 5))
+    assert cluster.deploy(a) and cluster.judge(a, 20) and stands(a, None)
+    assert cluster.deploy(b) and cluster.judge(b, 20) and stands(b, a)
+    assert cluster.deploy(cluster.broken(c)) is False and stands(b, a)
+    assert cluster.deploy(d) and cluster.judge(d, 1) is False and stands(b, a)
+    assert cluster.deploy(e) and cluster.judge(e, 20) and stands(e, b)
+    assert cluster.roll_back() and stands(b, e)
+    assert cluster.roll_back() and stands(e, b)
+    assert cluster.roll_back() and stands(b, e)
+    # An old release that is wished again is one like any other.
+    assert cluster.deploy(a) and stands(a, b)
+    gone = collected([host.kept() for host in cluster.hosts], 2)
+    assert set(gone) == {site[0].release_id for site in (c, d, e)}
 
 
 def test_what_was_rolled_back_stays_away_until_it_is_asked_for(cluster: Cluster) -> None:

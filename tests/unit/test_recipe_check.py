@@ -627,6 +627,13 @@ def test_rules(tmp_path: Path, model: str, options: str, expected: set[str]) -> 
     assert check(path).findings == []
 
 
+def test_a_rule_is_broken_for_a_reason(tmp_path: Path) -> None:
+    text = NATIVE.replace("a/b", "Qwen/Qwen3.5-35B") + OPTIONS + "{enable_prefix_caching: true}\n"
+    assert said(tmp_path, text + "accept:\n  prefix-caching-gdn: ' '\n") == [
+        "r.yaml:10: error: found accept.prefix-caching-gdn without a reason; wanted a reason; say why it does no harm here"
+    ]
+
+
 def test_several_sparks_may_draft(tmp_path: Path) -> None:
     text = (
         NATIVE.replace("a/b", "org/x-NVFP4") + OPTIONS + "{speculative_config: {method: mtp}}\nmin_nodes: 2\n"

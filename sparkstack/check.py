@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from sparkstack import conversion, description, memory, rules, schema, yamlfile
-from sparkstack.description import Launch
+from sparkstack import conversion, description, memory, rules, schema, vllm_options, yamlfile
+from sparkstack.description import PARALLEL_SIZES, Launch
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.findings import Finding, error, in_order, unsupported, warning
+from sparkstack.flags import ALIASES, canonical, is_placeholder
 from sparkstack.native import (
     PLUGIN_FEATURES,
     SECRET_OPTIONS,
@@ -70,7 +71,12 @@ class Checked:
 
 def check(path: Path, nodes: int | None = None, overrides: Mapping[str, Any] | None = None) -> Checked:
     """All findings of the file at `path`. Nothing is raised for what the file holds."""
-    result = Checked(path, skipped=not_a_recipe(path))
+    result = Checked(path)
+    if not path.exists():
+        found, remedy = "no such file or directory", "check the path"
+        result.findings = [error("file", str(path), found, "a readable YAML file", remedy)]
+        return result
+    result.skipped = not_a_recipe(path)
     if result.skipped:
         return result
     try:
@@ -95,7 +101,7 @@ def check(path: Path, nodes: int | None = None, overrides: Mapping[str, Any] | N
         if result.launch is not None:
             result.findings += _foreign_pins(result.launch)
     if result.launch is not None:
-        result.findings += _about(result.launch)
+        result.findings += _about(result.launch, nodes)
     result.findings = in_order(result.findings)
     return result
 
@@ -119,10 +125,21 @@ def _native(document: Document, findings: list[Finding]) -> Launch | None:
     for loc, found, wanted, remedy in not_made(recipe):
         findings.append(unsupported("not-made", document.where(loc), found, wanted, remedy))
     findings += _plugin_variables(recipe, document)
-    for first_name, again in rules.spelled_twice(recipe.serve.options):
+    twice = rules.spelled_twice(recipe.serve.options)
+    for first_name, again in twice:
         where = document.where(("serve", "options", again))
         found = f"serve.options.{again}, which is {first_name} again"
         findings.append(error("twice", where, found, "each flag once", "remove one"))
+    if recipe.serve.engine == "vllm":
+        for name in [name for name in recipe.serve.options if all(name not in pair for pair in twice)]:
+            if name in ALIASES:  # beside the long form, which we write, it would stand there twice
+                where = document.where(("serve", "options", name))
+                wanted, remedy = canonical(name), "write its long name"
+                findings.append(error("option", where, f"serve.options.{name}", wanted, remedy))
+            if name.startswith("no_") and recipe.serve.options[name] is False:
+                where = document.where(("serve", "options", name))
+                found, wanted = f"serve.options.{name}: false", f"{name.removeprefix('no_')}: true"
+                findings.append(error("option", where, found, wanted, "no option is denied twice"))
     for name in ("categories", "quality"):
         if getattr(recipe.expect, name):
             where = document.where(("expect", name))
@@ -224,13 +241,57 @@ def _foreign_pins(launch: Launch) -> list[Finding]:
     return result
 
 
-def _about(launch: Launch) -> list[Finding]:
-    return [*_parallel(launch), *memory.fits(launch), *_secrets(launch), *rules.apply(launch)]
+def refusals(path: Path, nodes: int) -> list[Problem]:
+    """Why a recipe that can be read is not deployed on `nodes` hosts: its errors, and the rules that block.
+
+    Without what a run looks at by itself, knowing more: pins (a site may have them), secrets, and what is
+    not made.
+    """
+    result = []
+    for finding in check(path, nodes).findings:
+        if finding.refused and finding.code not in ("unpinned", "secret", "not-made"):
+            why = f" ({finding.reason}; source: {finding.source})" if finding.reason else ""
+            result.append(replace(finding.problem, remedy=f"{finding.problem.remedy}{why}"))
+    return result
+
+
+def _about(launch: Launch, nodes: int | None) -> list[Finding]:
+    return [
+        *_mistyped(launch),
+        *_parallel(launch),
+        *memory.fits(launch, nodes),
+        *_secrets(launch),
+        *rules.apply(launch),
+    ]
+
+
+def _mistyped(launch: Launch) -> list[Finding]:
+    """Options that are nearly one of vLLM's. A warning: another version may have them."""
+    return [
+        warning("option", launch.where(f"options.{name}"), f"option {name}", near, f"did you mean {near!r}?")
+        for name in launch.options
+        if launch.is_vllm and (near := vllm_options.meant(name))
+    ]
+
+
+def _sizes(launch: Launch) -> list[Finding]:
+    """Parallel sizes that are no counts: they would be taken for 1."""
+    result = []
+    for name in PARALLEL_SIZES:
+        value = launch.options.get(name)
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+            continue
+        if isinstance(value, str) and is_placeholder(value):
+            continue  # told as a name without a value
+        where = launch.where(f"options.{name}")
+        result.append(error("parallel", where, f"{name} {value!r}", "a number from 1", "correct it"))
+    return result
 
 
 def _parallel(launch: Launch) -> list[Finding]:
     """Parallel sizes against the numbers of hosts on which the recipe may run; one host is one GPU."""
-    result = []
+    if result := _sizes(launch):
+        return result
     size, others = launch.size("tensor_parallel_size"), launch.other_parallel
     low, high = launch.min_nodes, launch.max_nodes
     fixed = launch.recipe is None or "tensor_parallel_size" in launch.recipe.serve.options

@@ -13,7 +13,7 @@ from sparkstack import flags, placeholders, shell_words
 from sparkstack.community import Community, of_format
 from sparkstack.description import VLLM_KINDS
 from sparkstack.findings import Finding, error, unsupported, warning
-from sparkstack.yamlfile import Document
+from sparkstack.yamlfile import Document, Loc
 
 RUNTIMES = (*VLLM_KINDS, "sglang", "llama-cpp", "trtllm", "atlas")
 RUNTIME_DEFAULTS = {"host": "0.0.0.0", "port": 8000, "tensor_parallel": 1, "pipeline_parallel": 1}
@@ -73,6 +73,12 @@ class LaunchCommand:
             self.findings.append(
                 warning("trailing-blank", where, found, "the backslash as the line's end", remedy)
             )
+        if ("command",) not in self.document.blocks:
+            command, folded = placeholders.unfolded(command)
+            if folded:
+                found, wanted = "backslashes in a command whose lines are joined (>)", "`command: |`"
+                remedy = "write it so, or leave them out (it is repaired here)"
+                self.findings.append(warning("folded", self.where("command"), found, wanted, remedy))
         expanded = placeholders.expand(command, values)
         self._report_names(expanded, values)
         try:
@@ -82,16 +88,18 @@ class LaunchCommand:
             self.findings.append(error("command", where, str(mistake), "a quote for each quote", "close it"))
             return []
 
-    def _report_names(self, expanded: placeholders.Expanded, values: Mapping[str, Any]) -> None:
+    def _report_names(
+        self, expanded: placeholders.Expanded, values: Mapping[str, Any], loc: Loc = ("command",)
+    ) -> None:
         for name, line in dict.fromkeys(expanded.unknown):
-            where = self.document.where_in(("command",), line)
+            where = self.document.where_in(loc, line)
             near = get_close_matches(name, [str(key) for key in values], 1)
             remedy = f"did you mean {{{near[0]}}}?" if near else f"add {name!r} to defaults"
             self.findings.append(
                 error("placeholder", where, f"{{{name}}} without a value", "a key of defaults", remedy)
             )
         for name, line in dict.fromkeys(expanded.endless):
-            where = self.document.where_in(("command",), line)
+            where = self.document.where_in(loc, line)
             found = f"{{{name}}}, whose value holds {{{name}}} again"
             self.findings.append(error("placeholder", where, found, "values that end", "correct defaults"))
 
@@ -196,8 +204,8 @@ class LaunchCommand:
                 value = values["tensor_parallel"]
                 name = name if runtime != "atlas" else "tp_size"
             if isinstance(value, str):
-                expanded = placeholders.expand(value, {k: v for k, v in values.items() if k != key})
-                self._report_names(expanded, values)
+                expanded = placeholders.expand(value, values)
+                self._report_names(expanded, values, ("defaults", key))
                 value = flags.scalar(expanded.text)
                 if name in flags.SEVERAL:
                     value = [flags.scalar(word) for word in expanded.text.split()]

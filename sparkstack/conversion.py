@@ -15,6 +15,7 @@ from sparkstack.community_command import LaunchCommand
 from sparkstack.community_unsupported import unsupported_parts
 from sparkstack.description import Launch
 from sparkstack.findings import Finding, error, in_order, unsupported, warning
+from sparkstack.flags import is_placeholder, scalar
 from sparkstack.native_from_launch import native
 from sparkstack.recipe_fields import DERIVED_OPTIONS, SLUG
 from sparkstack.yamlfile import Document
@@ -87,6 +88,13 @@ class _Reader:
             self.findings.append(unsupported("served-name", where, found, "one name", "keep the first"))
             served = str(served[0])
         port = options.pop("port", command.values["port"])
+        port = 8000 if port is None else scalar(port) if isinstance(port, str) else port
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
+            where = self.lines.get("options.port", self.where("defaults", "port"))
+            if not isinstance(port, str) or not is_placeholder(port):  # else told as a name without a value
+                found, wanted = f"port {port!r}", "a number from 1 to 65535"
+                self.findings.append(error("type", where, found, wanted, "correct it"))
+            port = 8000
         env = self._env()
         ray = self.lines.get("options.distributed_executor_backend", self.where("defaults"))
         self.findings += unsupported_parts(self.document, self.recipe, runtime, ray if command.ray else None)
@@ -102,7 +110,7 @@ class _Reader:
             model=model,
             image=self.recipe.container or "",
             served_name=str(served) if served is not None else model,
-            port=port if isinstance(port, int) and not isinstance(port, bool) else 8000,
+            port=port,
             revision=of_format(self.recipe, "model_revision"),
             min_nodes=low,
             max_nodes=high,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkstack.flags import scalar
 from sparkstack.native import Recipe
 from sparkstack.yamlfile import Document
 
@@ -15,6 +16,7 @@ VLLM_KINDS = ("vllm", "vllm-distributed", "vllm-ray", "eugr-vllm")
 """Runtimes that are vLLM: ours, and those that sparkrun tells apart. We start all of them in one way."""
 UNIFIED_MEMORY_GB = 128
 """Of one Spark, shared by CPU and GPU."""
+PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 """vLLM's own default."""
 # GDN (gated delta net) layers beside full attention: Qwen3-Next and everything of Qwen from 3.5 on.
@@ -84,6 +86,8 @@ class Launch:
     @property
     def speculation(self) -> dict[str, Any]:
         config = self.options.get("speculative_config")
+        if isinstance(config, str):  # JSON as one text is the same to the engine
+            config = scalar(config)
         return config if isinstance(config, dict) else {}
 
     @property
@@ -105,6 +109,7 @@ def of_native(recipe: Recipe, document: Document) -> Launch:
         "revision": document.where(("checkpoint", "source", "revision")),
         "env": document.where(("serve", "env")),
         "metadata": document.where(("metadata",)),
+        "budget": document.where(("budget", "memory_gib")),
         "min_nodes": document.where(("min_nodes",)),
         "max_nodes": document.where(("max_nodes",)),
         "runtime": document.where(("serve", "engine")),

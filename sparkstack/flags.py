@@ -76,6 +76,16 @@ def scalar(text: str) -> Any:
     return text
 
 
+def _json(text: str) -> Any:
+    """The value of a dotted option: vLLM reads it as JSON where it is some, else as text."""
+    try:
+        value = json.loads(text)
+        json.dumps(value, allow_nan=False)  # NaN and infinities could not be written again
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
 def parse(words: Sequence[Word]) -> Flags:
     """The options among `words`, which follow `vllm serve`."""
     flags = Flags()
@@ -120,13 +130,16 @@ def _add(
 ) -> None:
     name = spelling.lstrip("-")
     path: tuple[str, ...] = ()
+    more = False  # `-cc.custom_ops+=+a,+b` adds to a list
     if match := re.fullmatch(r"O(\d)", name):
         name, values = "O", [(match[1], False)]
     if "." in name:
         name, *inner = name.split(".")
+        if more := inner[-1].endswith("+"):
+            inner[-1] = inner[-1].removesuffix("+")
         path = tuple(inner)
     name = canonical(name)
-    value: Any = [scalar(text) for text, _ in values]
+    value: Any = [(_json if path else scalar)(text) for text, _ in values]
     if len(value) == 1 and name not in SEVERAL:
         value = value[0]
     elif not value:
@@ -142,7 +155,9 @@ def _add(
         if bare or (text.startswith("{") and not isinstance(scalar(text), dict)):
             flags.bad_json.append((spelling, text, line))
     key = ".".join((name, *path))
-    if key in spelled and name not in REPEATABLE:
+    if more:
+        value = [item for text, _ in values for item in text.split(",")]
+    if key in spelled and name not in REPEATABLE and not more:
         first, before = spelled[key]
         flags.twice.append(Twice(first, spelling, flags.lines[key], line, before == value))
     spelled.setdefault(key, (spelling, value))
@@ -152,20 +167,22 @@ def _add(
         there = flags.options[name]
         flags.options[name] = [*(there if isinstance(there, list) else [there]), value]
     elif path:
-        _put(flags.options, (name, *path), value)
+        _put(flags.options, (name, *path), value, more)
     elif isinstance(value, dict) and isinstance(flags.options.get(name), dict):
         flags.options[name] = flags.options[name] | value
     else:
         flags.options[name] = value
 
 
-def _put(options: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+def _put(options: dict[str, Any], path: tuple[str, ...], value: Any, more: bool) -> None:
     *above, last = path
     here = options
     for part in above:
         if not isinstance(here.get(part), dict):
             here[part] = {}
         here = here[part]
+    if more and isinstance(here.get(last), list):
+        value = [*here[last], *value]
     here[last] = value
 
 

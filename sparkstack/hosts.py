@@ -23,9 +23,14 @@ def absolute(name: str) -> str:
 def ask(inventory: str, script: str, words: Sequence[str] = ()) -> None:
     """Run one of our scripts on an inventory; its output is shown, and its status is ours.
 
-    Errors: SparkstackError for an inventory file that is not there.
+    Errors: SparkstackError for what is neither an inventory's file nor hosts as pyinfra writes them.
     """
-    if inventory.endswith(".py") and not Path(inventory).expanduser().is_file():
+    path = Path(inventory).expanduser()
+    # What pyinfra takes beside a file: connectors (@local), and names or addresses of hosts. Of any other
+    # word it makes an inventory without hosts, which would be no plan and no error.
+    a_path = path.exists() or inventory.endswith(".py") or "/" in inventory
+    hosts = inventory.startswith("@") or (not a_path and any(mark in inventory for mark in ",.:"))
+    if not path.is_file() and not hosts:
         remedy = "see inventories/ for examples"
         raise SparkstackError(Problem("inventory", repr(inventory), "a file", remedy))
     # pyinfra looks for group_data where it runs, so it runs where that is.

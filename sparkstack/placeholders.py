@@ -16,6 +16,7 @@ from typing import Any
 # Not `${NAME}`: that is the shell's.
 _NAME = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _TRAILING = re.compile(r"\\[ \t]+$", re.MULTILINE)
+_FOLDED = re.compile(r"\\[ \t]+(?=-)")
 
 
 @dataclass
@@ -36,6 +37,13 @@ def repair(text: str) -> tuple[str, list[int]]:
     """
     lines = [text.count("\n", 0, match.start()) for match in _TRAILING.finditer(text)]
     return _TRAILING.sub(r"\\", text), lines
+
+
+def unfolded(text: str) -> tuple[str, bool]:
+    """`text`, whose lines YAML has joined (`>`), without the backslashes that stood at their ends; and
+    whether there were any. To a shell they escape the blank, and it becomes part of the flag behind it."""
+    found = _FOLDED.subn(" ", text)
+    return found[0], found[1] > 0
 
 
 def expand(text: str, values: Mapping[str, Any]) -> Expanded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rich.console import Console
@@ -197,6 +197,17 @@ def _changed(name: str, old: str | None, new: str | None) -> list[str]:
     if new is None:
         return [f"{name} goes"]
     return [f"{name} from {old or 'on'} to {new or 'on'}"]
+
+
+def in_place_of(step: Step, kept: OnHost, wish: str) -> Step:
+    """The step of an image or a checkpoint (`wish`), told as a change where the release that serves has
+    another one. That one stays where it is, to go back to."""
+    now = kept.releases.get(kept.current or "")
+    before = now.about.get(step.stage) if now else None
+    if step.verdict != "new" or not before or before == wish:
+        return step
+    rest = step.text.removeprefix(wish)
+    return replace(step, verdict="changes", text=f"{step.stage} from {before} to {wish}{rest}")
 
 
 def serve_step(

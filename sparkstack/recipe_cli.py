@@ -82,6 +82,10 @@ def check(files: tuple[Path, ...], as_json: bool) -> None:
     Status 1 when there is an error; warnings alone are status 0, also those for which deploy refuses.
     """
     results = [check_file(path) for path in _files(files)]
+    if empty := [path for path in files if path.is_dir() and not _files([path])]:
+        raise SparkstackError(
+            [Problem(str(path), "no recipes", "*.yaml", "name another folder") for path in empty]
+        )
     if as_json:
         click.echo(json.dumps([_as_dict(result) for result in results], indent=2, ensure_ascii=False))
     else:
@@ -164,6 +168,9 @@ def render(
 @click.option("--only", help="These stages, comma-separated.")
 def plan(name: str, inventory: str, only: str | None) -> None:
     """Show what deploying recipe NAME (or a file) to INVENTORY would do. The hosts are asked, not touched."""
+    path = _path(name, hosts.ROOT / "recipes")
+    if not path.is_file():
+        raise SparkstackError(Problem("recipe", repr(name), "a recipe's file", "check the path"))
     words = ["--data", f"recipe={json.dumps(hosts.absolute(name))}"]
     words += ["--data", f"only={json.dumps(only)}"] if only else []
     hosts.ask(inventory, "plan.py", words)
@@ -197,9 +204,15 @@ def _setting(text: str) -> tuple[str, Any]:
     return key.replace("-", "_"), scalar(value)
 
 
+def _path(name: str, folder: Path) -> Path:
+    """The file of a recipe by its path, or by its name in a folder. Errors: SparkstackError for a name."""
+    is_path = "/" in name or name.endswith((".yaml", ".yml"))
+    return Path(name).expanduser() if is_path else find_recipe(name, folder)
+
+
 def _usable(name: str, folder: Path, nodes: int | None, overrides: dict[str, Any]) -> Checked:
     """The recipe, its warnings told. Errors of it end here."""
-    path = Path(name) if "/" in name or name.endswith((".yaml", ".yml")) else find_recipe(name, folder)
+    path = _path(name, folder)
     found = check_file(path, nodes, overrides)
     if found.skipped:
         raise SparkstackError(Problem(str(path), found.skipped, "a recipe", "name another file"))

@@ -192,7 +192,11 @@ def apply(launch: Launch) -> list[Finding]:
     """What the rules find, without those that the recipe accepts; an unknown name under `accept` is told."""
     result = []
     names = [rule.name for rule in RULES]
-    for name in launch.accept:
+    for name, reason in launch.accept.items():
+        if not reason.strip():
+            where, remedy = launch.where(f"accept.{name}"), "say why it does no harm here"
+            problem = Problem(where, f"accept.{name} without a reason", "a reason", remedy)
+            result.append(Finding(problem, "error", "accept"))
         if name not in names:
             where = launch.where(f"accept.{name}")
             found = f"accept.{name}"

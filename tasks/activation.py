@@ -61,9 +61,10 @@ class Releases(FactBase[OnHost]):
                 histories[name] = History.read(_json(text))
             elif word == "release":
                 head, _, text = rest.partition("|")
+                # No folder of ours has a blank in its name: a copy that somebody made is left alone.
                 name, when, *previous = head.split()
                 about = _json(text)
-                if isinstance(about, dict):
+                if isinstance(about, dict) and when.isdigit():
                     kept[name] = (int(when), previous[0] if previous else None, about)
         return OnHost(
             current,
@@ -211,8 +212,10 @@ def _switch(rank: Any, target: Target, kind: Kind, back: str | None) -> str:
     reset = f"systemctl reset-failed {UNIT} 2>/dev/null; "
     if rank not in target.ranks:
         return f"{reset}rm -f {config}/current && sync {config}"
-    # A deployment takes the present names of the fabric; a release that comes back has what it ran with.
-    there = "" if kind == "deploy" else f"test -f {folder}/fabric.env || "
+    # A deployment takes the present names of the fabric; a release that comes back has what it ran with. The
+    # file's time is that of the last activation.
+    there = f"test -f {folder}/fabric.env && touch {folder}/fabric.env || "
+    there = "" if kind == "deploy" else there
     words = f"{reset}{{ {there}cp {config}/fabric.env {folder}/fabric.env; }}"
     if back is not None and back != target.release and kind != "return":
         words += (

@@ -30,7 +30,8 @@ def same_measurement(found: Any, site: Site) -> bool:
 def measured(site: Site) -> Commands:
     """Measure the endpoint from the head, as a job.
 
-    No-op when this release has been measured with this profile.
+    No-op when this release has been measured with this profile. A release that stops answering while it is
+    measured, and never met what was expected of it, makes way for the one before.
     """
     if not site.is_head:
         return
@@ -38,6 +39,7 @@ def measured(site: Site) -> Commands:
         host.noop(f"release {site.release_id} has been measured")
         return
     drift.differs(site.measurement_path, "absent, or of another profile", "a measurement of this release")
+    yield FunctionCommand(_serves, (site,), {})
     yield from job(
         {
             "job": f"sparkstack-bench-{site.release_id}",
@@ -49,8 +51,31 @@ def measured(site: Site) -> Commands:
             "release": site.release_id,
             "result": site.measurement_path,
             "profile": site.profile,
-        }
+        },
+        failed=lambda host: _not_measured(host, site),
     )
+
+
+def _serves(state: Any, host: Any, site: Site) -> bool:
+    """Figures of another release must not be kept as this one's: a run may leave `serve` out."""
+    current = activation.kept_by(host).current
+    return current in (None, site.release_id) or report_failure(
+        host,
+        f"{host.name}: benchmark: found release {current} serving; wanted {site.release_id}, that of "
+        f"recipe {site.recipe.name}; run the stage serve, too",
+    )
+
+
+def _not_measured(host: Any, site: Site) -> None:
+    """The job has failed and said why. That may be anybody's fault; a head that answers no more is its
+    release's."""
+    kept = activation.kept_by(host)
+    mine = kept.releases.get(site.release_id)
+    on_trial = kept.current == site.release_id and mine is not None and mine.history.passed is None
+    back = releases.before(kept, site.release_id)
+    if on_trial and back and not knobs.switched_on(site.data, "keep_failed") and not serve.completes(site):
+        why = "it stopped answering while it was measured"
+        activation.give_back(host, serve.target_of(site), back, "gate", why)
 
 
 def _unmeasured(state: Any, host: Any, path: str) -> bool:

@@ -98,9 +98,9 @@ def _made(site: Site, stages: list[str]) -> Plan:
         elif any(line.status == "failed" for line in lines[stage]) or stage not in RELEASE_STAGES:
             steps.append(plan.of_lines(stage, lines[stage]))
         elif stage == "image":
-            steps.append(_image(seen, lines[stage]))
+            steps.append(plan.in_place_of(_image(seen, lines[stage]), kept, seen.image_tag))
         elif stage == "checkpoint":
-            steps.append(_checkpoint(seen, lines[stage]))
+            steps.append(plan.in_place_of(_checkpoint(seen, lines[stage]), kept, seen.checkpoint_id))
         elif stage == "serve":
             changes = any(
                 line.status == "drift" and "fabric.env" in line.check for line in lines.get("fabric", [])

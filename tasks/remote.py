@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Callable
 from typing import Any
 
 from paramiko import SSHException
@@ -55,11 +56,15 @@ def fail(*lines: str) -> FunctionCommand:
     return FunctionCommand(say, (), {})
 
 
-def job(plan: dict[str, Any]) -> Commands:
-    """Commands that hand a plan (docs/interfaces.md) to the host, start or join its job, and follow it."""
+def job(plan: dict[str, Any], failed: Callable[[Any], object] | None = None) -> Commands:
+    """Commands that hand a plan (docs/interfaces.md) to the host, start or join its job, and follow it.
+
+    `failed` is called with the host when the job has failed and its line is shown; the host fails all the
+    same.
+    """
     path = f"{current_host.data.state_dir}/plans/{plan['job']}.json"
     yield ManagedFile.text(path, json.dumps(plan, indent=1, sort_keys=True) + "\n", "600").write()
-    yield FunctionCommand(start_and_follow, (plan, path), {})
+    yield FunctionCommand(start_and_follow, (plan, path, failed), {})
 
 
 def _unless_active(name: str) -> str:
@@ -70,7 +75,9 @@ def _unless_active(name: str) -> str:
     )
 
 
-def start_and_follow(state: Any, host: Any, plan: dict[str, Any], path: str) -> bool:
+def start_and_follow(
+    state: Any, host: Any, plan: dict[str, Any], path: str, failed: Callable[[Any], object] | None = None
+) -> bool:
     """Start the job's unit unless it is active, then follow it to its end. False (one line) on failure."""
     name = plan["job"]
     folder = f"{plan['jobs_dir']}/{name}"
@@ -103,7 +110,10 @@ def start_and_follow(state: Any, host: Any, plan: dict[str, Any], path: str) -> 
             continue
         results = lines[states[0] + 1 :] if states else []
         if results:
-            return _finish(host, name, label, json.loads("\n".join(results)))
+            good = _finish(host, name, label, json.loads("\n".join(results)))
+            if not good and failed is not None:
+                failed(host)
+            return good
         silent_polls += 1
         if silent_polls == 3:  # the unit is gone and left no result: killed, or never began
             _, journal = shell(host, f"journalctl -u {name} -n 3 -o cat --no-pager 2>/dev/null")

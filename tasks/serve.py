@@ -93,7 +93,7 @@ def activated(site: Site) -> Commands:
     states = _states(site)
     units = [state.get("unit") for state in states]
     if all(_is_this(state, site) for state in states):
-        if set(units) == {"active"} and _completes(site):
+        if set(units) == {"active"} and completes(site):
             if kept.under_way is None:
                 host.noop(f"release {site.release_id} serves on every rank")
             else:
@@ -107,7 +107,8 @@ def activated(site: Site) -> Commands:
     yield FunctionCommand(_activate, (site,), {})
 
 
-def _completes(site: Site) -> bool:
+def completes(site: Site) -> bool:
+    """Does the endpoint answer a completion now?"""
     return bool(
         host.get_fact(
             Completes,

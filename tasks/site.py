@@ -18,6 +18,7 @@ from pyinfra import inventory
 from pyinfra.api.exceptions import PyinfraError
 
 from sparkstack import launch, nccl, recipe, release, releases, topology
+from sparkstack.check import refusals
 from sparkstack.distribution import Distribution
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.fabric import FabricPlan, Interface
@@ -333,7 +334,7 @@ def _check_local(hosts: list[Any], kind: str, data: Any) -> None:
 
 
 @functools.cache
-def _recipe(name: str) -> recipe.Recipe:
+def _recipe(name: str, nodes: int) -> recipe.Recipe:
     # A name is a file of recipes/; a path (it has a slash) is any file.
     path = Path(name).expanduser() if "/" in name else ROOT / "recipes" / f"{name}.yaml"
     if not path.is_file():
@@ -341,7 +342,10 @@ def _recipe(name: str) -> recipe.Recipe:
         raise SparkstackError(
             Problem("recipe", repr(name), f"a file, or one of: {known}", "correct `recipe` in group_data")
         )
-    return recipe.load_recipe(path)
+    chosen = recipe.load_recipe(path)
+    if refused := [] if chosen.check_nodes(nodes) else refusals(path, nodes):
+        raise SparkstackError(refused)
+    return chosen
 
 
 def _fabric(hosts: list[Any], data: Any) -> FabricPlan:
@@ -393,7 +397,7 @@ def load(whole: bool = True) -> Site:
     data = current_host.data
     names = [host.name for host in hosts]
     try:
-        chosen = _recipe(str(data.recipe))
+        chosen = _recipe(str(data.recipe), len(hosts))
         problems = [
             *chosen.check_nodes(len(hosts)),
             *recipe.unsupported(chosen),

@@ -130,7 +130,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "stop rank": (rf"systemctl stop {SERVE}", ""),
     "switch rank": (
         rf"systemctl reset-failed {SERVE} 2>/dev/null; "
-        r"\{ (test -f \S+ \|\| )?cp (\S+)/fabric\.env (\S+)/fabric\.env; \}"
+        r"\{ (test -f \S+ && touch \S+ \|\| )?cp (\S+)/fabric\.env (\S+)/fabric\.env; \}"
         r"( && ln -sfn \.\./\S+ \3/previous\.new && mv -fT \3/previous\.new \3/previous"
         r" && \{ \[ -L \2/previous \] \|\| ln -s current/previous \2/previous; \})?"
         r" && find \3 -type f -exec sync \{\} \+ && sync \3"

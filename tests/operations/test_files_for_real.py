@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import pwd
+import shutil
 import socket
 import stat
 import subprocess
@@ -525,6 +526,9 @@ def test_what_switches_a_release_and_what_reads_it(sites: Callable[..., list[Sit
     (tmp_path / "fabric.env").write_text("A=2\n")
     (tmp_path / "releases/bb/history.json").write_text('{"failed": {"reason": "gate"},\n "passed": "x"}')
     (tmp_path / "activation.json").write_text('{"kind": "return", "to": "aa", "back": null}')
+    os.utime(tmp_path / "releases/aa/fabric.env", (5, 5))
+    # A copy that somebody put beside it is none of ours.
+    shutil.copytree(tmp_path / "releases/bb", tmp_path / "releases/bb old", symlinks=True)
     switch("aa", "return", None)
     assert (tmp_path / "releases/aa/fabric.env").read_text() == "A=1\n"
     assert not (tmp_path / "previous").exists()
@@ -532,6 +536,8 @@ def test_what_switches_a_release_and_what_reads_it(sites: Callable[..., list[Sit
     assert kept.current == "aa" and kept.under_way == releases.Activation("return", "aa", None)
     assert kept.releases["bb"].previous == "aa" and kept.releases["bb"].about["recipe"] == "a b|c"
     assert kept.releases["bb"].history == releases.History(None, "x", {"reason": "gate"})
+    assert set(kept.releases) == {"aa", "bb"}
+    # The newest are those that served last, also by coming back.
     assert kept.releases["aa"].activated > 10**9
     (tmp_path / "releases/aa/previous").symlink_to("../gone")
     switch("aa", "return", None)

@@ -12,7 +12,8 @@ import pytest
 from cluster import Cluster
 
 from sparkstack.expectation import Expect
-from tasks import report
+from sparkstack.releases import collected
+from tasks import benchmark, remote, report
 from tasks.site import Site
 
 OLD, NEW, NEWER = {"max_model_len": 1024}, {"max_model_len": 512}, {"max_model_len": 256}
@@ -46,6 +47,29 @@ def test_first_then_next_then_back_and_back_again(cluster: Cluster) -> None:
         assert cluster.roll_back() and cluster.serves(expected[0].release_id)
         assert [host.previous for host in cluster.hosts] == [left[0].release_id] * 2
         assert not under_way(cluster)
+
+
+def test_the_one_before_over_many_updates(cluster: Cluster) -> None:
+    """What failed between two releases is the one before of neither; a rollback turns the pair around."""
+
+    def stands(current: list[Site], before: list[Site] | None) -> bool:
+        expected = before[0].release_id if before else None
+        pairs = {(host.current, host.previous) for host in cluster.hosts}
+        return cluster.serves(current[0].release_id) and pairs == {(current[0].release_id, expected)}
+
+    a, b, c, d, e = (cluster.of({"max_model_len": length}) for length in (1, 2, 3, 4, 5))
+    assert cluster.deploy(a) and cluster.judge(a, 20) and stands(a, None)
+    assert cluster.deploy(b) and cluster.judge(b, 20) and stands(b, a)
+    assert cluster.deploy(cluster.broken(c)) is False and stands(b, a)
+    assert cluster.deploy(d) and cluster.judge(d, 1) is False and stands(b, a)
+    assert cluster.deploy(e) and cluster.judge(e, 20) and stands(e, b)
+    assert cluster.roll_back() and stands(b, e)
+    assert cluster.roll_back() and stands(e, b)
+    assert cluster.roll_back() and stands(b, e)
+    # An old release that is wished again is one like any other.
+    assert cluster.deploy(a) and stands(a, b)
+    gone = collected([host.kept() for host in cluster.hosts], 2)
+    assert set(gone) == {site[0].release_id for site in (c, d, e)}
 
 
 def test_what_was_rolled_back_stays_away_until_it_is_asked_for(cluster: Cluster) -> None:
@@ -159,6 +183,57 @@ def test_a_release_that_is_too_slow_makes_way(cluster: Cluster, monkeypatch: pyt
     assert cluster.deploy(again) and cluster.serves(new[0].release_id)
     assert not Path(new[0].measurement_path).exists()
     assert cluster.judge(again, 11) and history(cluster, new[0])["failed"] is None
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_release_that_dies_while_it_is_measured(
+    cluster: Cluster, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(state: Any, host: Any, plan: Any, path: str, failed: Callable[[Any], object]) -> bool:
+        if dies:
+            for one in cluster.broken(sites):
+                one.host.unit = "started"
+        failed(host)
+        return False
+
+    monkeypatch.setattr(remote, "start_and_follow", measure)
+    for host in cluster.hosts:
+        (host.folder / "var/plans").mkdir(parents=True)
+    sites = old = cluster.of(OLD)
+    assert cluster.deploy(old)
+    # The first of all has nothing to go back to; systemd starts it again.
+    assert cluster.measure(old) is False and cluster.hosts[0].current == old[0].release_id
+    for host in cluster.hosts:
+        (host.folder / "etc/current/broken").unlink(missing_ok=True)
+    assert cluster.judge(old, 20)
+    sites = new = cluster.of(NEW)
+    assert cluster.deploy(new) and cluster.measure(new) is False
+    if not dies:  # it may be anybody's fault: the benchmark's key, its profile
+        assert cluster.serves(new[0].release_id) and history(cluster, new[0])["failed"] is None
+        return
+    assert cluster.serves(old[0].release_id)
+    assert history(cluster, new[0])["failed"]["why"] == "it stopped answering while it was measured"
+    assert cluster.deploy(new) is False and "which missed what its recipe expects" in cluster.said[0]
+
+
+def test_what_met_its_gate_stays_when_it_dies_while_it_is_measured_again(cluster: Cluster) -> None:
+    old, new = cluster.of(OLD), cluster.of(NEW)
+    assert cluster.deploy(old) and cluster.deploy(new) and cluster.judge(new, 20)
+    cluster.broken(new)
+    benchmark._not_measured(cluster.hosts[0], new[0])
+    assert cluster.hosts[0].current == new[0].release_id
+
+
+def test_another_release_s_figures_are_nobody_s(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--data only=benchmark` with a recipe that was changed and not deployed."""
+    monkeypatch.setattr(remote, "start_and_follow", lambda *given: pytest.fail("it was measured"))
+    old, new = cluster.of(OLD), cluster.of(NEW)
+    assert cluster.deploy(old)
+    assert cluster.measure(new) is False
+    assert cluster.said == [
+        f"spark-1: benchmark: found release {old[0].release_id} serving; wanted {new[0].release_id}, that of "
+        "recipe test-recipe; run the stage serve, too"
+    ]
 
 
 def test_a_corrected_expectation_is_enough(cluster: Cluster) -> None:

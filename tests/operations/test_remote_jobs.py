@@ -49,6 +49,15 @@ def test_job_ends_with_an_error() -> None:
     assert host.shown == [f"{JOB}: {error}"]
 
 
+@pytest.mark.parametrize(("answer", "count"), [('{"ok": false}', 1), ('{"ok": true}', 0), ("", 0)])
+def test_who_wants_to_know_hears_of_a_job_that_failed(answer: str, count: int) -> None:
+    # Not of one whose host stopped answering, or that was killed: that says nothing of what it did.
+    heard: list[Any] = []
+    host = FakeHost("spark-1", answers={LOOK: f"failed\n{answer}", "journal of job": "Killed"})
+    good = remote.start_and_follow(None, host, PLAN, "/plan.json", heard.append)
+    assert (good, heard) == ("true" in answer, [host] * count)
+
+
 def test_job_dies_without_a_result() -> None:
     answers = {LOOK: ["active", "failed"], "journal of job": "Starting\nKilled\nMain process exited"}
     host = FakeHost("spark-1", answers=answers)

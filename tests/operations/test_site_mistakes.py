@@ -193,6 +193,20 @@ def test_a_secret_among_the_options_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_a_combination_that_is_known_to_be_harmful_is_refused(tmp_path: Path) -> None:
+    # As `recipe check` calls it an error, with its reason.
+    path = tmp_path / "mine.yaml"
+    text = Path(RECIPE).read_text().replace("org/model", "Qwen/Qwen3.5-9B")
+    harmful = "options: {kv_cache_dtype: turboquant_k8v4, speculative_config: {method: mtp}, "
+    path.write_text(text.replace("options: {", harmful))
+    line = mistake(1, recipe=str(path))
+    assert "found turboquant_k8v4 together with MTP on a hybrid model; wanted one of the two" in line
+    assert "(the output degenerates without any error; source: vllm#53180" in line
+    path.write_text(path.read_text() + "accept: {turboquant-mtp: measured here}\n")
+    site._recipe.cache_clear()
+    load(1, recipe=str(path))
+
+
 def test_stages_come_in_the_order_of_a_run() -> None:
     assert site.stages("serve, docker") == ["docker", "serve"]
     assert site.stages(None)[0] == "preflight"

@@ -94,6 +94,26 @@ def test_what_is_fetched_is_not_made_up() -> None:
     assert plan.of_lines("image", [line("a", "f", "failed")]).fetch is None
 
 
+@pytest.mark.parametrize(
+    ("step", "wish", "expected"),
+    [
+        (Step("image", "new", "img:2, on b", 7), "img:2", ("changes", "image from img:1 to img:2, on b")),
+        (Step("image", "new", ""), "img:2", ("changes", "image from img:1 to img:2")),
+        (Step("checkpoint", "new", "c2 of o/m", 7), "c2", ("changes", "checkpoint from c1 to c2 of o/m")),
+        # The one that serves is to be fetched again.
+        (Step("checkpoint", "new", "c1 of o/m at r", 7), "c1", ("new", "c1 of o/m at r")),
+        (Step("image", "keeps", "img:2"), "img:2", ("keeps", "img:2")),
+    ],
+)  # fmt: skip
+def test_what_takes_the_place_of_another_is_a_change(
+    step: Step, wish: str, expected: tuple[str, str]
+) -> None:
+    found = plan.in_place_of(step, OnHost("aa", {"aa": Kept(NOW)}), wish)
+    assert (found.verdict, found.text) == expected and found.fetch == step.fetch
+    for nothing in (OnHost(), OnHost("aa"), OnHost("aa", {"aa": Kept({})})):
+        assert plan.in_place_of(step, nothing, wish) == step
+
+
 def test_what_serving_does() -> None:
     there = OnHost("aa", {"aa": Kept(NOW)})
     wish = {**NOW, "release": "bb", "recipe": "tiny2"}

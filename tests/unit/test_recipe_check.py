@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from sparkstack import rules
-from sparkstack.check import check
+from sparkstack import hosts, rules
+from sparkstack.check import check, refusals
 from sparkstack.cli import main
-from sparkstack.native import PLUGIN_FEATURES, Recipe, pins_missing, unsupported
+from sparkstack.native import PLUGIN_FEATURES, Recipe, missing_pins, pins_missing, unsupported
 from sparkstack.recipe import load_recipe
 from sparkstack.recipe_schema import FILES, schema
 from sparkstack.render import STOP_SECONDS
@@ -113,6 +114,40 @@ BROKEN: list[tuple[str, str, list[str]]] = [
         V2 + "command: |\n  vllm serve {model} \\ \n    --port 1\n",
         [
             "r.yaml:5: warning: found a blank behind the backslash; wanted the backslash as the line's end; remove the blank (it is repaired here)",
+        ],
+    ),
+    (
+        "names in defaults",
+        V2 + "defaults:\n  a: '{foo}'\n  b: '{b}'\n",
+        [
+            "r.yaml:5: error: found {foo} without a value; wanted a key of defaults; add 'foo' to defaults",
+            "r.yaml:6: error: found {b}, whose value holds {b} again; wanted values that end; correct defaults",
+        ],
+    ),
+    *(
+        (
+            f"port {port}",
+            V2 + f"defaults:\n  port: {port}\n",
+            [f"r.yaml:5: error: found port {yaml.safe_load(port)!r}; wanted a number from 1 to 65535; correct it"],
+        )
+        for port in ("none", "true", "0", "65536", "[8000]", "8000.5", "''")
+    ),
+    (
+        "port in a command",
+        V2 + "command: |\n  vllm serve {model} \\\n    --port http\n",
+        ["r.yaml:6: error: found port 'http'; wanted a number from 1 to 65535; correct it"],
+    ),
+    (
+        "port without a value",
+        V2 + "defaults: {port: '{prt}'}\n",
+        ["r.yaml:4: error: found {prt} without a value; wanted a key of defaults; did you mean {port}?"],
+    ),
+    (
+        "folded with backslashes",
+        V2 + "command: >\n  vllm serve {model} \\\n  --seed -1 \\ \n  --port {prt}\n",
+        [
+            "r.yaml:4: warning: found backslashes in a command whose lines are joined (>); wanted `command: |`; write it so, or leave them out (it is repaired here)",
+            "r.yaml:4: error: found {prt} without a value; wanted a key of defaults; did you mean {port}?",
         ],
     ),
     (
@@ -419,6 +454,119 @@ def test_more_mistakes(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
+@pytest.mark.parametrize("value", ["four", "0", "-1", "'2'", "true", "2.0"])
+def test_a_parallel_size_is_a_count(tmp_path: Path, name: str, value: str) -> None:
+    shown = repr(yaml.safe_load(value))
+    assert said(tmp_path, NATIVE + f"serve:\n  options: {{{name}: {value}}}\n") == [
+        f"r.yaml:8: error: found {name} {shown}; wanted a number from 1; correct it"
+    ]
+
+
+def test_a_parallel_size_in_a_command_is_a_count(tmp_path: Path) -> None:
+    assert said(tmp_path, V2 + "command: vllm serve {model} -tp four\n") == [
+        "r.yaml:4: error: found tensor_parallel_size 'four'; wanted a number from 1; correct it"
+    ]
+
+
+def test_a_short_name_is_no_option(tmp_path: Path) -> None:
+    # It would stand beside the long one, which follows from the number of hosts.
+    assert said(tmp_path, NATIVE + "serve:\n  options: {tp: 2}\n") == [
+        "r.yaml:8: error: found serve.options.tp; wanted tensor_parallel_size; write its long name"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("gpu_memory_utilzation", "gpu_memory_utilization"),
+        ("max_modl_len", "max_model_len"),
+        ("kv_cache_dtyp", "kv_cache_dtype"),
+        ("no_enable_prefix_cachng", "enable_prefix_caching"),
+        ("max_model_len", None),
+        ("no_enable_prefix_caching", None),
+        ("of_another_version", None),
+        ("data_parallel_size_local", None),
+    ],
+)
+def test_a_mistyped_option_of_vllm(tmp_path: Path, name: str, near: str | None) -> None:
+    told = [] if near is None else [f"warning: found option {name}; wanted {near}; did you mean {near!r}?"]
+    native = said(tmp_path, NATIVE + f"serve:\n  options: {{{name}: true}}\n")
+    assert native == [f"r.yaml:8: {line}" for line in told]
+    theirs = said(tmp_path, V2 + f"defaults:\n  {name}: true\n")
+    assert theirs == [f"r.yaml:5: {line}" for line in told]
+
+
+def test_no_option_is_denied_twice(tmp_path: Path) -> None:
+    assert said(tmp_path, NATIVE + "serve:\n  options: {no_enable_prefix_caching: true}\n") == []
+    assert said(tmp_path, NATIVE + "serve:\n  options: {no_enable_prefix_caching: false}\n") == [
+        "r.yaml:8: error: found serve.options.no_enable_prefix_caching: false; wanted enable_prefix_caching: true; no option is denied twice"
+    ]
+
+
+MEMORY = [
+    # On as many hosts as its parallel size says, where that is more than the least.
+    ("defaults: {tensor_parallel: 2}\n", "{model_vram: 200}", None),
+    ("max_nodes: 1\ndefaults: {tensor_parallel: 1}\n", "{model_vram: 200}", "200.0 GB of weights on 1 host"),
+    ("defaults: {tensor_parallel: 2}\n", "{model_vram: 300}", "300.0 GB of weights on 2 hosts"),
+    # By what the engine is told: it may quantize as it loads.
+    ("defaults: {quantization: fp8}\n", "{model_params: 100B, model_dtype: bf16}", None),
+    ("", "{model_params: 100B, model_dtype: bf16}", "200.0 GB of weights on 1 host"),
+    ("", "{model_params: 300B, quantization: awq}", "159.4 GB of weights on 1 host"),
+]
+
+
+@pytest.mark.parametrize(("more", "metadata", "found"), MEMORY)
+def test_memory_of_as_many_hosts_as_are_meant(
+    tmp_path: Path, more: str, metadata: str, found: str | None
+) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(f"{V2}{more}metadata: {metadata}\n")
+    errors = [finding.problem.found for finding in check(path).findings if finding.severity == "error"]
+    assert errors == ([] if found is None else [found])
+
+
+def test_memory_on_the_hosts_that_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(f"{V2}metadata: {{model_vram: 200}}\n")
+    assert check(path).errors == 1 and check(path, 2).errors == 0
+    assert run("render", str(path)).exit_code == 1
+    assert run("render", str(path), "--nodes", "2").exit_code == 0
+    assert refusals(path, 2) == [] and len(refusals(path, 1)) == 1
+
+
+@pytest.mark.parametrize("share", ["1.5", "0", "-0.5", "high", "90", "true"])
+@pytest.mark.parametrize("more", ["", "metadata: {model_vram: 1}\n"])
+def test_a_share_of_the_memory(tmp_path: Path, share: str, more: str) -> None:
+    lines = said(tmp_path, NATIVE + f"serve:\n  options: {{gpu_memory_utilization: {share}}}\n{more}")
+    shown = str(yaml.safe_load(share))
+    assert lines == [f"r.yaml:8: error: found gpu_memory_utilization {shown}; wanted more than 0, at most 1"]
+
+
+def test_a_budget_is_one_spark_s(tmp_path: Path) -> None:
+    lines = said(tmp_path, NATIVE.replace("memory_gib: 1,", "memory_gib: 120,") + "serve: {}\nmin_nodes: 2\n")
+    assert lines == [
+        "r.yaml:6: error: found budget.memory_gib 120; wanted at most 119 (128 GB, one Spark's); correct it, or spread the model over more hosts"
+    ]
+
+
+def test_deploy_refuses_what_check_calls_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    text = NATIVE.replace("a/b", "Qwen/Qwen3.5-9B") + "serve:\n  options: {kv_cache_dtype: turboquant_k8v4, "
+    path.write_text(text + "speculative_config: {method: mtp}}\n")
+    [problem] = refusals(path, 1)
+    assert str(problem) == (
+        f"{path}:8: found turboquant_k8v4 together with MTP on a hybrid model; wanted one of the two; remove "
+        "speculative_config or the KV preset (the output degenerates without any error; source: vllm#53180 (open, "
+        "seen in 0.27.1))"
+    )
+    path.write_text(path.read_text() + "accept: {turboquant-mtp: measured here}\n")
+    assert refusals(path, 1) == []
+    # A pin may be the site's, and is looked at there.
+    path.write_text(NATIVE.replace(f"@sha256:{DIGEST}", ":1") + "serve: {}\n")
+    assert check(path).pins == 1 and refusals(path, 1) == []
+
+
 @pytest.mark.parametrize("text", [V1 + "command: vllm serve a/b\n", V2, NATIVE + "serve: {}\n"])
 def test_nothing_is_said_of_a_good_recipe(tmp_path: Path, text: str) -> None:
     lines = [line for line in said(tmp_path, text) if "no pinned revision" not in line]
@@ -457,6 +605,13 @@ OPTIONS = "serve:\n  options: "
             "{kv_cache_dtype: turboquant_4bit_nc, speculative_config: {method: mtp}}",
             {"turboquant-mtp"},
         ),
+        (
+            "Qwen/Qwen3.5-35B",
+            """{kv_cache_dtype: TurboQuant_4bit_NC, speculative_config: '{"method": "mtp"}'}""",
+            {"turboquant-mtp"},
+        ),
+        ("org/x-NVFP4", """{speculative_config: '{"method": "qwen3_5_mtp"}'}""", {"mtp-nvfp4"}),
+        ("org/x-NVFP4", "{speculative_config: no JSON}", set()),
         ("Qwen/Qwen3.5-35B", "{kv_cache_dtype: turboquant_4bit_nc}", set()),
         ("Qwen/Qwen3-8B", "{kv_cache_dtype: turboquant_4bit_nc, speculative_config: {method: mtp}}", set()),
         ("Qwen/Qwen3.5-35B", "{kv_cache_dtype: turboquant35}", {"turboquant-reference"}),
@@ -470,6 +625,13 @@ def test_rules(tmp_path: Path, model: str, options: str, expected: set[str]) -> 
     accepted = "".join(f"  {name}: measured\n" for name in expected)
     path.write_text(path.read_text() + f"accept:\n{accepted or '  {}'}\n")
     assert check(path).findings == []
+
+
+def test_a_rule_is_broken_for_a_reason(tmp_path: Path) -> None:
+    text = NATIVE.replace("a/b", "Qwen/Qwen3.5-35B") + OPTIONS + "{enable_prefix_caching: true}\n"
+    assert said(tmp_path, text + "accept:\n  prefix-caching-gdn: ' '\n") == [
+        "r.yaml:10: error: found accept.prefix-caching-gdn without a reason; wanted a reason; say why it does no harm here"
+    ]
 
 
 def test_several_sparks_may_draft(tmp_path: Path) -> None:
@@ -573,6 +735,14 @@ def test_the_seeds_quote_their_figures(name: str, figure: float) -> None:
     assert metadata["sources"]
 
 
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("q*.yaml")), ids=lambda path: path.stem)
+def test_what_is_not_pinned_is_marked(path: Path) -> None:
+    recipe = load_recipe(path)
+    told = " ".join(recipe.metadata.get("unverified", []))
+    for loc, *_ in missing_pins(recipe):
+        assert ("image" if loc[0] == "image" else "revision") in told or recipe.image.base in told, loc
+
+
 # The commands.
 
 
@@ -608,12 +778,65 @@ def test_check_as_json(tmp_path: Path) -> None:
 def test_warnings_alone_are_status_0(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("model: a/b\ncontainer: x:1\nmods: [y]\n")
+    (tmp_path / "x.yaml.bak").touch()
     result = run("check", str(path), str(tmp_path / "x.yaml.bak"))
     assert result.exit_code == 0
     assert result.stdout == (
         f"{path}: no errors; deploy refuses it for 2 pins and 1 thing that we cannot do (serves a/b)\n"
         f"{tmp_path}/x.yaml.bak: skipped (a file that does not end in .yaml or .yml)\n"
     )
+
+
+def test_what_is_not_there_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(V2)
+    (tmp_path / "empty").mkdir()
+    for name in ("nosuch", "nosuch.yaml", "nosuch.yaml.bak"):
+        result = run("check", str(tmp_path / "good.yaml"), str(tmp_path / name))
+        assert result.exit_code == 1
+        assert (
+            f"{tmp_path}/{name}: error: found no such file or directory; wanted a readable YAML file; check the path"
+            in result.stderr
+        )
+    result = run("check", str(tmp_path / "empty"))
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"{tmp_path}/empty: found no recipes; wanted *.yaml; name another folder\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("plan", "qwen3.5-122", "inventories/single.py"), "recipe: found 'qwen3.5-122'; wanted one of: "),
+        (
+            ("plan", "no/such.yaml", "inventories/single.py"),
+            "recipe: found 'no/such.yaml'; wanted a recipe's file; check the path\n",
+        ),
+        (("plan", "lab-tiny", "nosuch.py"), "inventory: found 'nosuch.py'; wanted a file; see inventories/"),
+        (("plan", "lab-tiny", str(ROOT)), f"inventory: found '{ROOT}'; wanted a file; see inventories/"),
+        (("plan", "lab-tiny", "nosuch"), "inventory: found 'nosuch'; wanted a file; see inventories/"),
+    ],
+)
+def test_a_wrong_name_asks_no_host(
+    words: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts.subprocess, "run", lambda *words, **more: pytest.fail("pyinfra was started"))
+    result = run(*words)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(line), result.stderr
+
+
+@pytest.mark.parametrize("inventory", ["@local", "@docker/ubuntu:24.04", "a,b", "spark.example", "fd00::1"])
+def test_hosts_by_themselves_are_an_inventory(inventory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def started(command: list[str], **more: Any) -> Any:
+        asked.append(command[1])
+        return SimpleNamespace(stdout="x", returncode=0)
+
+    monkeypatch.setattr(hosts.subprocess, "run", started)
+    assert run("plan", "lab-tiny", inventory).exit_code == 0
+    assert asked == [inventory]
 
 
 def test_list(tmp_path: Path) -> None:

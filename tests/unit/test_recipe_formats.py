@@ -308,6 +308,37 @@ def test_shell_words(text: str, words: list[str]) -> None:
     assert [word.text for word in shell_words.split(text)] == words
 
 
+@pytest.mark.parametrize(("port", "expected"), [("9000", 9000), ("'9000'", 9000), ("null", 8000)])
+@pytest.mark.parametrize("command", ["", "command: vllm serve a/b\n"])
+def test_a_port_in_defaults(port: str, expected: int, command: str) -> None:
+    text = f"model: a/b\ncontainer: c\ndefaults: {{port: {port}}}\n{command}"
+    found = convert(yamlfile.parse(text, "r.yaml"), "2")
+    assert found.launch is not None and found.launch.port == expected
+    assert not [finding for finding in found.findings if finding.severity == "error"]
+
+
+def test_a_folded_command_with_backslashes_is_what_was_meant() -> None:
+    text = "recipe_version: '1'\nname: x\ncontainer: c\ncommand: >\n  vllm serve a/b \\\n  --seed -1 \\\n  -tp 2\n"
+    found = convert(yamlfile.parse(text, "r.yaml"), "1").launch
+    assert found is not None and found.options == {"seed": -1, "tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # As vLLM reads them: JSON where it is some, else text; a plus adds to a list.
+        ("-cc.pass_config.fuse=true -cc.a=null", {"compilation_config": {"pass_config": {"fuse": True}, "a": None}}),
+        ("-cc.sizes=[1,2,4]", {"compilation_config": {"sizes": [1, 2, 4]}}),
+        ("--hf-overrides.x '{\"a\": 1}'", {"hf_overrides": {"x": {"a": 1}}}),
+        ("-cc.a=NaN -cc.b=1e999 -cc.c=007", {"compilation_config": {"a": "NaN", "b": "1e999", "c": "007"}}),
+        ("-cc.custom_ops+=+x -cc.custom_ops+=-y,+z", {"compilation_config": {"custom_ops": ["+x", "-y", "+z"]}}),
+    ],
+)  # fmt: skip
+def test_dotted_options(text: str, expected: dict[str, Any]) -> None:
+    found = flags.parse(shell_words.split(text))
+    assert (found.options, found.twice, found.strange) == (expected, [], [])
+
+
 def test_shell_words_know_their_lines_and_variables() -> None:
     words = shell_words.split("a \\\n'b\nc' \\\n\"$D\" `e`")
     assert [word.line for word in words] == [0, 1, 3, 3]

@@ -93,7 +93,8 @@ class Origin:
             )
             for name, file in unknown.items():
                 path = self.folder / name
-                if (path in hashes and hashes[path] == file.sha256) or file.fault(path) is None:
+                right = hashes[path] == file.sha256 if path in hashes else file.fault(path) is None
+                if right:
                     verified[name] = _stamp(path)
                     self.fresh.add(name)
                 else:
@@ -166,12 +167,15 @@ class Origin:
 
 
 def tidy(source: Source, downloads: Path, keep_files: bool) -> None:
-    """Removes what only a job's work needed; without `keep_files` the files, too."""
+    """Removes what only a job's work needed; without `keep_files` the files, too.
+
+    With them stay the headers of files that were never needed whole: without these a later run, which may be
+    offline, could not plan.
+    """
     folder = downloads / source.repo.replace("/", "--") / source.revision
     for path in (
         folder.with_name(f"{source.revision}.parts"),
-        folder.with_name(f"{source.revision}.headers"),
-        *(() if keep_files else (folder,)),
+        *(() if keep_files else (folder, folder.with_name(f"{source.revision}.headers"))),
     ):
         shutil.rmtree(path, ignore_errors=True)
     folder.with_name(f".{source.revision}.hub-metadata.json.tmp").unlink(missing_ok=True)  # of a killed run

@@ -10,7 +10,6 @@ refuses the same files.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +86,11 @@ def tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
     """Bytes of a tensor; ValueError for an unknown type or a size that is no whole number of bytes."""
     if dtype not in DTYPE_BITS:
         raise ValueError(f"the unknown dtype {dtype!r}")
-    bits = math.prod(shape) * DTYPE_BITS[dtype]
+    bits = 1
+    for factor in (*shape, DTYPE_BITS[dtype]):
+        bits *= factor
+        if bits >= 1 << 64:  # also where a zero follows: other readers multiply in 64 bits, in this order
+            raise ValueError("more bits than 64-bit numbers can count")
     if bits % 8:
         raise ValueError(f"{bits} bits, which is no whole number of bytes")
     return bits // 8
@@ -134,7 +137,8 @@ def parse_header(raw: bytes, size: int, name: str) -> Header:
     if not raw.startswith(b"{"):
         raise bad("a header that does not begin with '{'")
     try:
-        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant,
+                          parse_int=_whole)  # fmt: skip
     except (ValueError, RecursionError) as error:
         raise bad(f"a header that is not JSON ({error})") from None
     metadata = data.pop("__metadata__", None)
@@ -172,6 +176,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"the number {name}")
+
+
+def _whole(digits: str) -> int:
+    if digits == "-0":
+        raise ValueError("the number -0")
+    return int(digits)
 
 
 def _tensor(name: str, info: Any) -> Tensor:

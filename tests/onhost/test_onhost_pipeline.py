@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,9 +15,9 @@ from making import noise, revision_of, safetensors, write_repo
 from spark import REPO, Host
 
 from lab.hub import Hub
-from onhost import jobs
+from onhost import files, jobs
 from onhost.files import sha256_of
-from onhost.staging import chain, download, manifest, pipeline, ranged
+from onhost.staging import chain, download, manifest, pipeline, ranged, source, verify
 from onhost.staging.catalog import SOURCE, FileInfo, Need
 from onhost.staging.chain import Chained
 from onhost.staging.graph import Ledger, disk_limit, graph_of
@@ -183,6 +184,66 @@ def test_damage_offline_is_mended_from_the_downloads(host: Host, hub: Hub, shard
     hub.stop()
     assert host.run(plan)["ok"]
     assert made(host) == whole
+
+
+def test_offline_with_a_donor_of_which_only_a_part_is_here(
+    host: Host, hub: Hub, shards: list[str], tmp_path: Path
+) -> None:
+    """The donor's other files were never fetched; their headers are kept, so that a plan needs no network."""
+    import models
+    from staged import CUT, GRAFT
+
+    shutil.rmtree(hub.store.root / REPO)
+    write_repo(hub.store.root / REPO, models.hybrid_base())
+    write_repo(hub.store.root / "org/donor", models.donor_files())
+    graft = {**GRAFT, "donor": {"repo": "org/donor", "revision": revision_of("org/donor")}}
+    plan = plan_of(host, hub, graft, CUT)
+    assert host.run(plan)["ok"]
+    whole = made(host)
+    hub.stop()
+    min((host.checkpoints / "abc123").glob("*.safetensors")).unlink()
+    assert host.run(plan)["ok"]
+    assert made(host) == whole
+    assert host.run(plan_of(host, hub, graft, id="other"))["ok"]
+
+
+@pytest.mark.parametrize("damage", ["dangling", "folder", "unreadable"])
+def test_damage_that_is_no_content(
+    host: Host,
+    hub: Hub,
+    shards: list[str],
+    damage: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A link to nowhere, a folder in a file's place, a bad block: a line that names the file; then mended."""
+    plan = plan_of(host, hub)
+    assert host.run(plan)["ok"]
+    whole, folder = made(host), host.checkpoints / "abc123"
+    victim = folder / (shards[2] if damage == "unreadable" else "config.json")
+    if damage == "unreadable":
+        bad, real = victim.stat().st_ino, files.hashlib.sha256
+
+        def digest(path: Path, *more: Any) -> str:
+            if path.stat().st_ino == bad:  # under both of its names
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return real(path.read_bytes()).hexdigest()
+
+        for module in (manifest, source, pipeline):
+            monkeypatch.setattr(module, "sha256_of", digest)
+        kept = victim.open("rb")  # so that no new file gets its number
+    else:
+        victim.unlink()
+        victim.mkdir() if damage == "folder" else victim.symlink_to("nowhere")
+    assert verify.verify(folder, hashes=True) == 1
+    what = {"dangling": "cannot be read (No such file or directory)", "folder": "missing"}
+    expected = what.get(damage, "cannot be read (Input/output error)")
+    assert capsys.readouterr().out == f"{victim.name}: {expected}\n"
+    assert jobs.main(str(plan), hashes=True) == 0
+    assert made(host) == whole
+    if damage == "unreadable":
+        kept.close()
+        assert victim.stat().st_ino != bad
 
 
 def test_what_a_recipe_no_longer_makes_is_not_mended(host: Host, hub: Hub, shards: list[str]) -> None:

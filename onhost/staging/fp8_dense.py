@@ -20,7 +20,7 @@ from onhost.staging.model_index import json_bytes, read_json
 from onhost.staging.outputs import Made, Meter, Output, Piece, Planned, Range, text
 from onhost.staging.workers import shared
 
-VERSION = 1
+VERSION = 2
 ROWS_AT_ONCE = 1024  # of a task for one process: seconds of work, megabytes of result
 
 

@@ -27,7 +27,7 @@ from onhost.staging.model_index import (
 from onhost.staging.outputs import Copy, Output, Piece, Planned, kept, piece_of, text, weights
 from onhost.staging.safetensors import Header, Tensor
 
-VERSION = 1
+VERSION = 2
 NOTE = "_sparkstack_graft"  # a key of config.json that engines ignore
 SCALE = "weight_scale_inv"
 

@@ -211,7 +211,10 @@ class Downloads:
             if (kept := origin.header_path(name)).exists():
                 raw[name] = kept.read_bytes()
             elif (origin.folder / name).is_file():
-                raw[name] = prefix_of(origin.folder / name)
+                try:
+                    raw[name] = prefix_of(origin.folder / name)
+                except FormatError as error:  # its hash is the hub's
+                    raise broken(error, origin) from None
                 if keep:
                     write_atomic(kept, raw[name])
             else:
@@ -221,7 +224,10 @@ class Downloads:
             with self._fetcher(ignore_bytes) as fetcher:
 
                 def one(name: str) -> bytes:
-                    start = _prefix(fetcher, origin.wanted(name))
+                    try:
+                        start = _prefix(fetcher, origin.wanted(name))
+                    except FormatError as error:
+                        raise broken(error, origin) from None
                     write_atomic(origin.header_path(name), start)
                     self._job.progress.add(1)
                     return start
@@ -240,10 +246,7 @@ class Downloads:
                 headers[name] = parse_header(start[8:], origin.files[name].size, str(origin.folder / name))
             except FormatError as error:
                 origin.header_path(name).unlink(missing_ok=True)
-                raise FormatError(
-                    f"{str(error).split('; ')[0]} of {origin.source.repo}; wanted a valid safetensors file; "
-                    "run again, and if it stays so pin another revision: the hub's file is broken"
-                ) from None
+                raise broken(error, origin) from None
         return headers
 
     @contextmanager
@@ -264,6 +267,14 @@ class Downloads:
                 pause=settings.pause,
                 stall=settings.stall,
             )
+
+
+def broken(error: FormatError, origin: Origin) -> FormatError:
+    """The line for a weight file that is not valid though it is, to the hash, what the hub has."""
+    return FormatError(
+        f"{str(error).split('; ')[0]} of {origin.source.repo}; wanted a valid safetensors file; "
+        "run again, and if it stays so pin another revision: the hub's file is broken"
+    )
 
 
 def _prefix(fetcher: Fetcher, wanted: Wanted) -> bytes:

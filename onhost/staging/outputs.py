@@ -112,9 +112,16 @@ class Output:
         EOFError where a source is shorter than its catalog said; the meter is told `info.size` bytes in all.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        if self.link_of is not None:
-            link_or_copy(find(self.link_of), path, meter.add)
-            return
+        try:
+            if self.link_of is not None:
+                link_or_copy(find(self.link_of), path, meter.add)
+            else:
+                self._put_together(find, path, meter)
+        except OSError as error:
+            error.filename = error.filename or str(path)  # a full disk is told by its place
+            raise
+
+    def _put_together(self, find: Find, path: Path, meter: Meter) -> None:
         handles: dict[Path, int] = {}
 
         def opened(source: Path) -> int:

@@ -9,7 +9,9 @@ refuses the same files.
 
 from __future__ import annotations
 
+import functools
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,7 +204,13 @@ def _tensor(name: str, info: Any) -> Tensor:
         raise ValueError(f"tensor {name!r} with {error}") from None
     if end < begin or end - begin != wanted:
         raise ValueError(f"tensor {name!r} with {end - begin} bytes where {dtype} {shape} takes {wanted}")
-    return Tensor(name, dtype, tuple(shape), begin, end)
+    # A large model has a hundred thousand names, each in an index, too, and few shapes.
+    return Tensor(sys.intern(name), sys.intern(dtype), _shared(tuple(shape)), begin, end)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape
 
 
 def _is_count(value: Any) -> bool:

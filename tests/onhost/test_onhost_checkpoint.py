@@ -358,19 +358,23 @@ def test_a_disk_too_small_is_told_before(host: Host, hub: Hub, monkeypatch: pyte
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_disk_that_fills_up(host: Host, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("place", "steps"), [("downloads", ()), ("checkpoints", ()), ("checkpoints", STEPS)])
+def test_a_disk_that_fills_up(
+    host: Host, hub: Hub, place: str, steps: tuple[dict[str, Any], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     big = hub.store.root / REPO / "model-00003.safetensors"
-    big.write_bytes(os.urandom(600_000))
-    host.downloads.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(host.downloads)], check=True)
+    big.write_bytes(safetensors({"big": ("U8", [600_000], os.urandom(600_000))}))
+    full = host.root / place
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(full)], check=True)
     try:
         # As if others ate the space meanwhile.
         monkeypatch.setattr(checkpoint, "need_space", lambda *_: None)
         monkeypatch.setattr(download, "SETTINGS", download.Settings(streams=4, pause=0.01))
-        error = host.run(host.checkpoint_plan(hub))["error"]
+        error = host.run(host.checkpoint_plan(hub, *steps))["error"]
     finally:
-        subprocess.run(["umount", "-l", str(host.downloads)], check=True)
-    assert error.startswith(f"found no space left at {host.downloads}")
+        subprocess.run(["umount", "-l", str(full)], check=True)
+    assert error.startswith(f"found no space left at {full}")
     assert error.endswith("wanted room for the job's files; free some space and run again")
 
 

@@ -328,6 +328,22 @@ def test_a_header_that_came_wrong(host: Host, hub: Hub, shards: list[str]) -> No
     assert b"I8" not in b"".join(content[:600] for content in made(host).values())
 
 
+@pytest.mark.parametrize("here", [False, True])
+@pytest.mark.parametrize("content", [b"short", b"\xff" * 9, (2).to_bytes(8, "little") + b"[]"])
+def test_a_hub_whose_file_is_no_safetensors(
+    host: Host, hub: Hub, shards: list[str], here: bool, content: bytes
+) -> None:
+    """Nothing on the host can be mended, wherever the header is read."""
+    (hub.store.root / REPO / shards[2]).write_bytes(content)
+    ends = [host.run(plan_of(host, hub, id="as-it-is"))] if here else []
+    for end in [*ends, host.run(plan_of(host, hub, RESHARD))]:
+        if end["ok"]:
+            assert end is ends[0] and content.endswith(b"[]")  # what no transform reads is as the hub has it
+            continue
+        assert f" in {shards[2]} of {REPO}; wanted a valid safetensors file; " in end["error"]
+        assert end["error"].endswith("if it stays so pin another revision: the hub's file is broken")
+
+
 @pytest.mark.parametrize("line", ['{"name": "config.json"', "[]", '{"name": "../x", "stat": [0, 0]}', "null"])
 def test_a_journal_with_a_bad_line(tmp_path: Path, line: str) -> None:
     folder = tmp_path / "abc.partial"

@@ -12,7 +12,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from onhost.staging.transfer import Body, Transfer, Wanted
 SEGMENT = 128 << 20  # bytes; a kill costs one a stream, and each is a request that counts at the hub
 STREAMS = 8
 STALL = 30.0  # s without a byte that end an attempt
+HEADER = ".header"
 PROBE = 1 << 16  # bytes asked first of a weight file whose header is wanted; most headers fit
 
 
@@ -145,7 +146,7 @@ class Origin:
 
     def header_path(self, name: str) -> Path:
         """Where the first bytes of a weight file are kept: its length field and its header."""
-        return self._headers / f"{name.replace('/', '%2F')}.header"
+        return self._headers / f"{name.replace('/', '%2F')}{HEADER}"
 
     def check_header(self, name: str) -> None:
         """JobError where a file begins otherwise than what the plan was made from.
@@ -173,9 +174,17 @@ def tidy(source: Source, downloads: Path, keep_files: bool) -> None:
     offline, could not plan.
     """
     folder = downloads / source.repo.replace("/", "--") / source.revision
+    headers = folder.with_name(f"{source.revision}.headers")
+    if keep_files and headers.is_dir():
+        for path in headers.iterdir():
+            name = path.name.removesuffix(HEADER).replace("%2F", "/")
+            if name == path.name or (folder / name).is_file():  # what a kill left half-written, or a whole file's
+                path.unlink()
+        with suppress(OSError):
+            headers.rmdir()
     for path in (
         folder.with_name(f"{source.revision}.parts"),
-        *(() if keep_files else (folder, folder.with_name(f"{source.revision}.headers"))),
+        *(() if keep_files else (folder, headers)),
     ):
         shutil.rmtree(path, ignore_errors=True)
     folder.with_name(f".{source.revision}.hub-metadata.json.tmp").unlink(missing_ok=True)  # of a killed run

@@ -200,6 +200,9 @@ def test_offline_with_a_donor_of_which_only_a_part_is_here(
     plan = plan_of(host, hub, graft, CUT)
     assert host.run(plan)["ok"]
     whole = made(host)
+    home = host.downloads / "org--donor" / revision_of("org/donor")
+    headers = {path.name for path in home.with_name(f"{home.name}.headers").iterdir()}
+    assert headers == {f"{n}.header" for n in models.donor_files() if n.endswith("2-of-00002.safetensors")}
     hub.stop()
     min((host.checkpoints / "abc123").glob("*.safetensors")).unlink()
     assert host.run(plan)["ok"]

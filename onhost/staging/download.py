@@ -178,7 +178,7 @@ def tidy(source: Source, downloads: Path, keep_files: bool) -> None:
     if keep_files and headers.is_dir():
         for path in headers.iterdir():
             name = path.name.removesuffix(HEADER).replace("%2F", "/")
-            if name == path.name or (folder / name).is_file():  # what a kill left half-written, or a whole file's
+            if name == path.name or (folder / name).is_file():  # half-written at a kill, or of a whole file
                 path.unlink()
         with suppress(OSError):
             headers.rmdir()

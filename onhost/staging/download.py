@@ -111,7 +111,15 @@ class Origin:
         file = self.files[name]
 
         def refused(status: int, body: Body) -> JobError:
-            return hub.refusal(status, self.source, file=name, retry_after=body.header("retry-after"))
+            code = body.header("x-error-code")  # as for the list, where the hub's client reads it
+            return hub.refusal(
+                status,
+                self.source,
+                file=name,
+                gated=code == "GatedRepo",
+                revision_gone=code == "RevisionNotFound",
+                retry_after=body.header("retry-after"),
+            )
 
         def lost(error: Transfer) -> JobError | None:
             return hub.lost(error, self.source, name)

@@ -339,6 +339,13 @@ def test_tokens_are_sent_and_never_shown(host: Host, hub: Hub, tmp_path: Path) -
         assert value not in (host.folder(plan) / "progress.jsonl").read_text()
         if not good:
             assert "with the site's token; wanted access" in result["error"]
+    # Whoever may list a gated repository may not have its files: the hub says so with a word of its own.
+    shutil.rmtree(host.checkpoints)
+    shutil.rmtree(host.downloads)
+    error = host.run(host.checkpoint_plan(hub))["error"]
+    assert error.startswith(f"found HTTP 401 for {REPO}/")
+    assert error.endswith(" without a token; wanted access; accept the repository's terms on its page and "
+                          "set a hub token of that account")  # fmt: skip
     error = host.run(host.checkpoint_plan(hub, token_file=str(tmp_path / "none")))["error"]
     assert error.startswith(f"found no readable secret at {tmp_path / 'none'}")
 

@@ -210,6 +210,20 @@ def test_offline_with_a_donor_of_which_only_a_part_is_here(
     assert host.run(plan_of(host, hub, graft, id="other"))["ok"]
 
 
+def test_a_manifest_that_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(path: Path, **_: Any) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert verify.verify(tmp_path, hashes=False) == 1
+    assert capsys.readouterr().err == (
+        f"found {tmp_path}/manifest.json that cannot be read (Permission denied); "
+        "wanted to read it; run as root\n"
+    )
+
+
 @pytest.mark.parametrize("damage", ["dangling", "folder", "unreadable"])
 def test_damage_that_is_no_content(
     host: Host,

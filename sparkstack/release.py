@@ -128,9 +128,9 @@ def release_id(
 TRANSFORM_VERSIONS = {
     "register_mtp": 1,
     "reshard": 2,
-    "graft_fp8": 1,
+    "graft_fp8": 2,
     "turboquant_metadata": 1,
-    "fp8_dense": 1,
+    "fp8_dense": 2,
     "draft_vocab": 1,
     "ngram_table": 1,
 }

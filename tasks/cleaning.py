@@ -137,8 +137,9 @@ def commands(
             (
                 f"checkpoint {name}",
                 # Its manifest first: a folder with a final name is whole.
-                f"rm -f {folder}/manifest.json && rm -rf {folder} {folder}.partial*"
+                f"rm -f {folder}/manifest.json && rm -rf {folder} {folder}.partial* {folder}.repair*"
                 f" {state_dir}/checkpoints/.{shlex.quote(name)}.lock"
+                f" {state_dir}/checkpoints/.{shlex.quote(name)}.journal"
                 f" {state_dir}/plans/sparkstack-*checkpoint-{shlex.quote(name)}.json"
                 f" {state_dir}/jobs/sparkstack-*checkpoint-{shlex.quote(name)}",
             )
@@ -153,7 +154,8 @@ def commands(
         result.append(
             (
                 f"download {repo} at {revision}",
-                f"rm -rf {one} {one}.parts {one}.hub-metadata.json && {{ rmdir {place} 2>/dev/null; true; }}",
+                f"rm -rf {one} {one}.parts {one}.headers {one}.hub-metadata.json"
+                f" {place}/.{shlex.quote(revision)}.lock && {{ rmdir {place} 2>/dev/null; true; }}",
             )
         )
     for name in gone:

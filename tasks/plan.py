@@ -17,7 +17,7 @@ from rich.console import Console
 from sparkstack import disk_need, knobs, plan
 from sparkstack.doctor import Line
 from sparkstack.plan import Plan, Step
-from sparkstack.units import GIB
+from sparkstack.units import GIB, bytes_text
 from tasks import doctor, serve
 from tasks.activation import Releases
 from tasks.benchmark import same_measurement
@@ -142,10 +142,18 @@ def _image(site: Site, lines: list[Line]) -> Step:
     text = f"{site.image_tag}, built on {site.image_base}"
     if site.head.get_fact(ImageId, tag=site.image_base):
         return Step("image", "new", text + ", which is there")
-    need = disk_need.need(
-        site.recipe.budget, transformed=bool(site.transforms), head=True, staged=disk_need.Staged()
+    return Step("image", "new", text, _need(site).image)
+
+
+def _need(site: Site) -> disk_need.Need:
+    """What the head writes where nothing is there yet."""
+    return disk_need.need(
+        site.recipe.budget,
+        transformed=bool(site.transforms),
+        head=True,
+        staged=disk_need.Staged(),
+        keep_source=site.recipe.checkpoint.keep_source,
     )
-    return Step("image", "new", text, need.image)
 
 
 def _checkpoint(site: Site, lines: list[Line]) -> Step:
@@ -161,6 +169,7 @@ def _checkpoint(site: Site, lines: list[Line]) -> Step:
     whole = site.recipe.budget.download_gib
     if whole is None:
         return Step("checkpoint", "new", text, None)
+    text += f"; takes about {bytes_text(_need(site).weights)} of the head's disk at its peak"
     there = site.head.get_fact(Downloaded, path=site.downloads_dir)
     return Step("checkpoint", "new", text, max(int(whole * GIB) - int(there), 0))
 

@@ -22,11 +22,12 @@ from onhost.plan import JobError
 from onhost.staging import manifest as manifests
 from onhost.staging.catalog import CONTENT, SOURCE, FileInfo, Need
 from onhost.staging.chain import Chained, Step, chain
-from onhost.staging.download import Downloads, Origin, tidy
+from onhost.staging.download import Downloads, Origin, broken, tidy
 from onhost.staging.folder import Standing, checkpoint_id, claimed, publish, replace_files, standing
 from onhost.staging.graph import Graph, disk_limit, graph_of
 from onhost.staging.manifest import MANIFEST
 from onhost.staging.pipeline import Journal, Pipeline
+from onhost.staging.safetensors import FormatError
 from onhost.staging.source import Source
 from onhost.staging.transforms import read_steps
 
@@ -62,7 +63,7 @@ def build(job: Job) -> dict[str, Any]:
             described,
             journal.files,
             inputs,
-            {n: manifests.header_sha256(partial / n) for n in journal.files if n.endswith(".safetensors")},
+            _header_hashes(partial, journal.files, work.origins[SOURCE]),
         )
         publish(partial, final, manifest)
         _tidy(job, source, steps, final)
@@ -139,6 +140,13 @@ def _planned(job: Job, source: Source, steps: Sequence[Step]) -> _Work:
     }
     base = catalogs.pop(SOURCE)
     return _Work(chain(base, steps, catalogs), origins, downloads, keep_source)
+
+
+def _header_hashes(folder: Path, names: Iterable[str], source: Origin) -> dict[str, str]:
+    try:
+        return {n: manifests.header_sha256(folder / n) for n in names if n.endswith(".safetensors")}
+    except FormatError as error:  # what a transform wrote has been read back: it is one of the source's
+        raise broken(error, source) from None
 
 
 def _listing(origin: Origin) -> dict[str, FileInfo]:

@@ -12,7 +12,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from onhost.staging.transfer import Body, Transfer, Wanted
 SEGMENT = 128 << 20  # bytes; a kill costs one a stream, and each is a request that counts at the hub
 STREAMS = 8
 STALL = 30.0  # s without a byte that end an attempt
+HEADER = ".header"
 PROBE = 1 << 16  # bytes asked first of a weight file whose header is wanted; most headers fit
 
 
@@ -93,7 +94,8 @@ class Origin:
             )
             for name, file in unknown.items():
                 path = self.folder / name
-                if (path in hashes and hashes[path] == file.sha256) or file.fault(path) is None:
+                right = hashes[path] == file.sha256 if path in hashes else file.fault(path) is None
+                if right:
                     verified[name] = _stamp(path)
                     self.fresh.add(name)
                 else:
@@ -109,7 +111,15 @@ class Origin:
         file = self.files[name]
 
         def refused(status: int, body: Body) -> JobError:
-            return hub.refusal(status, self.source, file=name, retry_after=body.header("retry-after"))
+            code = body.header("x-error-code")  # as for the list, where the hub's client reads it
+            return hub.refusal(
+                status,
+                self.source,
+                file=name,
+                gated=code == "GatedRepo",
+                revision_gone=code == "RevisionNotFound",
+                retry_after=body.header("retry-after"),
+            )
 
         def lost(error: Transfer) -> JobError | None:
             return hub.lost(error, self.source, name)
@@ -144,7 +154,7 @@ class Origin:
 
     def header_path(self, name: str) -> Path:
         """Where the first bytes of a weight file are kept: its length field and its header."""
-        return self._headers / f"{name.replace('/', '%2F')}.header"
+        return self._headers / f"{name.replace('/', '%2F')}{HEADER}"
 
     def check_header(self, name: str) -> None:
         """JobError where a file begins otherwise than what the plan was made from.
@@ -166,12 +176,23 @@ class Origin:
 
 
 def tidy(source: Source, downloads: Path, keep_files: bool) -> None:
-    """Removes what only a job's work needed; without `keep_files` the files, too."""
+    """Removes what only a job's work needed; without `keep_files` the files, too.
+
+    With them stay the headers of files that were never needed whole: without these a later run, which may be
+    offline, could not plan.
+    """
     folder = downloads / source.repo.replace("/", "--") / source.revision
+    headers = folder.with_name(f"{source.revision}.headers")
+    if keep_files and headers.is_dir():
+        for path in headers.iterdir():
+            name = path.name.removesuffix(HEADER).replace("%2F", "/")
+            if name == path.name or (folder / name).is_file():  # half-written at a kill, or of a whole file
+                path.unlink()
+        with suppress(OSError):
+            headers.rmdir()
     for path in (
         folder.with_name(f"{source.revision}.parts"),
-        folder.with_name(f"{source.revision}.headers"),
-        *(() if keep_files else (folder,)),
+        *(() if keep_files else (folder, headers)),
     ):
         shutil.rmtree(path, ignore_errors=True)
     folder.with_name(f".{source.revision}.hub-metadata.json.tmp").unlink(missing_ok=True)  # of a killed run
@@ -207,7 +228,10 @@ class Downloads:
             if (kept := origin.header_path(name)).exists():
                 raw[name] = kept.read_bytes()
             elif (origin.folder / name).is_file():
-                raw[name] = prefix_of(origin.folder / name)
+                try:
+                    raw[name] = prefix_of(origin.folder / name)
+                except FormatError as error:  # its hash is the hub's
+                    raise broken(error, origin) from None
                 if keep:
                     write_atomic(kept, raw[name])
             else:
@@ -217,7 +241,10 @@ class Downloads:
             with self._fetcher(ignore_bytes) as fetcher:
 
                 def one(name: str) -> bytes:
-                    start = _prefix(fetcher, origin.wanted(name))
+                    try:
+                        start = _prefix(fetcher, origin.wanted(name))
+                    except FormatError as error:
+                        raise broken(error, origin) from None
                     write_atomic(origin.header_path(name), start)
                     self._job.progress.add(1)
                     return start
@@ -236,10 +263,7 @@ class Downloads:
                 headers[name] = parse_header(start[8:], origin.files[name].size, str(origin.folder / name))
             except FormatError as error:
                 origin.header_path(name).unlink(missing_ok=True)
-                raise FormatError(
-                    f"{str(error).split('; ')[0]} of {origin.source.repo}; wanted a valid safetensors file; "
-                    "run again, and if it stays so pin another revision: the hub's file is broken"
-                ) from None
+                raise broken(error, origin) from None
         return headers
 
     @contextmanager
@@ -260,6 +284,14 @@ class Downloads:
                 pause=settings.pause,
                 stall=settings.stall,
             )
+
+
+def broken(error: FormatError, origin: Origin) -> FormatError:
+    """The line for a weight file that is not valid though it is, to the hash, what the hub has."""
+    return FormatError(
+        f"{str(error).split('; ')[0]} of {origin.source.repo}; wanted a valid safetensors file; "
+        "run again, and if it stays so pin another revision: the hub's file is broken"
+    )
 
 
 def _prefix(fetcher: Fetcher, wanted: Wanted) -> bytes:

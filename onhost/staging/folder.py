@@ -99,6 +99,8 @@ def replace_files(folder: Path, repaired: Path, names: Sequence[str]) -> None:
         fsync_path(repaired / name)
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir() and not target.is_symlink():
+            target.rmdir()  # it is empty: a file in it would be a foreign one, and the end
         (repaired / name).replace(target)
         fsync_path(target.parent)
     shutil.rmtree(repaired)

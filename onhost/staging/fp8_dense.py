@@ -20,7 +20,7 @@ from onhost.staging.model_index import json_bytes, read_json
 from onhost.staging.outputs import Made, Meter, Output, Piece, Planned, Range, text
 from onhost.staging.workers import shared
 
-VERSION = 1
+VERSION = 2
 ROWS_AT_ONCE = 1024  # of a task for one process: seconds of work, megabytes of result
 
 
@@ -225,8 +225,7 @@ class _Configs:
                 listed = {**self.other, "quantization": _listed(inner, modules, "exclude_modules")}
                 files["hf_quant_config.json"] = text("hf_quant_config.json", json_bytes(listed))
         elif self.quantization is not None:
-            skipped = self.quantization.get("modules_to_not_convert") or []
-            left = [name for name in skipped if not _covers(name, modules)]
+            left = _uncovered(self.quantization, "modules_to_not_convert", modules)
             config = {
                 **self.config,
                 "quantization_config": {**self.quantization, "modules_to_not_convert": left},
@@ -259,15 +258,30 @@ def _listed(quantization: Mapping[str, Any], modules: Sequence[str], skipped: st
 
     What else such a pattern covered stays as it is: in a mixed checkpoint only listed layers are quantised.
     """
-    layers = dict(quantization.get("quantized_layers") or {})
+    layers = quantization.get("quantized_layers") or {}
+    if not isinstance(layers, dict):
+        raise JobError(
+            f"found {layers!r} as quantized_layers; wanted layers by name; "
+            "pin a revision with a sound configuration"
+        )
+    layers = dict(layers)
     for module in modules:
         if module in layers:
             raise JobError(
                 f"found {module} listed as quantised and stored as BF16; wanted one; pin another revision"
             )
         layers[module] = {"quant_algo": "FP8_PB_WO", "group_size": 128}
-    patterns = [name for name in quantization.get(skipped) or [] if not _covers(name, modules)]
-    return {**quantization, "quantized_layers": layers, skipped: patterns}
+    return {**quantization, "quantized_layers": layers, skipped: _uncovered(quantization, skipped, modules)}
+
+
+def _uncovered(quantization: Mapping[str, Any], key: str, modules: Sequence[str]) -> list[str]:
+    """The names or patterns under a key that cover none of these modules; JobError for something else."""
+    found = quantization.get(key) or []
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise JobError(
+            f"found {found!r} as {key}; wanted a list of names; pin a revision with a sound configuration"
+        )
+    return [name for name in found if not _covers(name, modules)]
 
 
 def _covers(pattern: str, modules: Iterable[str]) -> bool:

@@ -27,7 +27,7 @@ from onhost.staging.model_index import (
 from onhost.staging.outputs import Copy, Output, Piece, Planned, kept, piece_of, text, weights
 from onhost.staging.safetensors import Header, Tensor
 
-VERSION = 1
+VERSION = 2
 NOTE = "_sparkstack_graft"  # a key of config.json that engines ignore
 SCALE = "weight_scale_inv"
 
@@ -144,10 +144,21 @@ class Graft:
     def plan(self, catalog: Catalog, donors: Mapping[str, Catalog]) -> Planned:
         """The base with the donor's tensors in place of its own; JobError for whatever was not expected."""
         base = Weights.read(catalog)
+        self._check_blocks(donors[self.origin])
         donor = Weights.read(donors[self.origin], self.origin)
         names = self._wanted(base, donor)
         change = {name: self._pair(name, base, donor) for name in sorted(names)}
         return Planned(tuple(rewritten(catalog, base, change, self._config(catalog, names))))
+
+    def _check_blocks(self, donor: Catalog) -> None:
+        """Where the donor's config.json names a block size: small tensors' scales alone would not tell."""
+        said = (read_json(donor, "config.json") or {}).get("quantization_config")
+        found = said.get("weight_block_size") if isinstance(said, dict) else None
+        if found is not None and found != list(self.block):
+            raise JobError(
+                f"found the weight_block_size {found!r} in config.json of {self.repo}; wanted "
+                f"{list(self.block)}; correct `block_size` in the recipe, or take another donor"
+            )
 
     def _wanted(self, base: Weights, donor: Weights) -> set[str]:
         ours = matching(base.tensors, self.tensors)

@@ -86,19 +86,33 @@ def read(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         return parse(path.read_text(encoding="utf-8"), str(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise JobError(
             f"found {folder} without {MANIFEST}; wanted a checkpoint that a job has finished; "
             "move the folder away and run again"
         ) from None
+    except OSError as error:
+        raise JobError(f"found {path} that {unreadable(error)}; wanted to read it; run as root") from None
+
+
+def unreadable(error: OSError) -> str:
+    """What is wrong with a file that the disk does not give out, or not to us."""
+    return f"cannot be read ({error.strerror})"
 
 
 def hash_files(paths: Iterable[Path], on_bytes: OnBytes = ignore_bytes) -> dict[Path, str]:
-    """SHA-256 of several files, a few at once."""
+    """SHA-256 of several files, a few at once; of one that cannot be read, words that are no hash."""
+
+    def one(path: Path) -> str:
+        try:
+            return sha256_of(path, on_bytes)
+        except OSError as error:  # a bad block is damage like any other
+            return unreadable(error)
+
     todo = sorted(paths, key=lambda path: -path.stat().st_size)
     pool = ThreadPoolExecutor(min(HASHERS, os.cpu_count() or 1), thread_name_prefix="hash")
     try:
-        hashes = list(pool.map(lambda path: sha256_of(path, on_bytes), todo))
+        hashes = list(pool.map(one, todo))
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
@@ -124,15 +138,28 @@ def quick_faults(folder: Path, manifest: Manifest) -> list[Fault]:
     faults = [Fault(name, "missing") for name in set(manifest.files) - found]
     faults += [Fault(name, "not in the manifest", unlisted=True) for name in found - set(manifest.files)]
     for name in found & set(manifest.files):
-        size, wanted = (folder / name).stat().st_size, manifest.files[name][0]
-        if size != wanted:
-            faults.append(Fault(name, f"{size} bytes, wanted {wanted}"))
-        elif name.endswith(".safetensors"):
-            if found_in_header := _header_fault(folder / name, manifest.raw["files"][name]):
-                faults.append(Fault(name, found_in_header))
-        elif size <= SMALL and (sha256 := sha256_of(folder / name)) != manifest.files[name][1]:
-            faults.append(Fault(name, f"sha256 {sha256}, wanted {manifest.files[name][1]}"))
+        try:
+            what = _quick_fault(folder / name, manifest.files[name], manifest.raw["files"][name])
+        except OSError as error:
+            what = unreadable(error)
+        if what is not None:
+            faults.append(Fault(name, what))
     return sorted(faults, key=str)
+
+
+def _quick_fault(path: Path, wanted: tuple[int, str], entry: Mapping[str, Any]) -> str | None:
+    size = path.stat().st_size
+    if size != wanted[0]:
+        return f"{size} bytes, wanted {wanted[0]}"
+    if path.suffix == ".safetensors":
+        return _header_fault(path, entry)
+    return _content_fault(sha256_of(path), wanted[1]) if size <= SMALL else None
+
+
+def _content_fault(found: str, wanted: str) -> str | None:
+    if found == wanted:
+        return None
+    return found if found.startswith("cannot") else f"sha256 {found}, wanted {wanted}"
 
 
 def header_sha256(path: Path) -> str:
@@ -157,7 +184,6 @@ def faults(folder: Path, manifest: Manifest, on_bytes: Callable[[int], None] = i
     told = {fault.name for fault in lines}
     names = {folder / name: name for name in manifest.files if name not in told}
     for path, found in hash_files(names, on_bytes).items():
-        wanted = manifest.files[names[path]][1]
-        if found != wanted:
-            lines.append(Fault(names[path], f"sha256 {found}, wanted {wanted}"))
+        if what := _content_fault(found, manifest.files[names[path]][1]):
+            lines.append(Fault(names[path], what))
     return sorted(lines, key=str)

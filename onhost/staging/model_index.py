@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +58,8 @@ def read_index(catalog: Catalog) -> Index | None:
         raise JobError(f"found {INDEX} without a weight_map; {wanted}")
     if not all(isinstance(file, str) for file in weight_map.values()):
         raise JobError(f"found {INDEX} with a file name that is no string; {wanted}")
-    return Index(weight_map, metadata)
+    # The names are those of the files' headers, and the files are few.
+    return Index({sys.intern(name): sys.intern(file) for name, file in weight_map.items()}, metadata)
 
 
 def weight_files(catalog: Catalog, index: Index | None) -> list[str]:

@@ -112,9 +112,16 @@ class Output:
         EOFError where a source is shorter than its catalog said; the meter is told `info.size` bytes in all.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        if self.link_of is not None:
-            link_or_copy(find(self.link_of), path, meter.add)
-            return
+        try:
+            if self.link_of is not None:
+                link_or_copy(find(self.link_of), path, meter.add)
+            else:
+                self._put_together(find, path, meter)
+        except OSError as error:
+            error.filename = error.filename or str(path)  # a full disk is told by its place
+            raise
+
+    def _put_together(self, find: Find, path: Path, meter: Meter) -> None:
         handles: dict[Path, int] = {}
 
         def opened(source: Path) -> int:
@@ -185,14 +192,19 @@ def weights(name: str, pieces: Iterable[Piece], metadata: Mapping[str, str] | No
     """A safetensors file of these tensors.
 
     Wide types come first, so that every tensor lies aligned, and within a width the sources' own order, so
-    that long runs stay runs. The header is padded until most of the copied bytes lie as they lay in their
-    source relative to the file system's blocks: only then can blocks be shared instead of copied.
+    that long runs stay runs. What is new in the file comes behind all that was there, where alignment allows
+    it, and the header is padded until most of the copied bytes lie as they lay in their source relative to
+    the file system's blocks: only then can blocks be shared instead of copied.
     """
+    listed = list(pieces)
+    ordered = sorted(listed, key=lambda piece: (_is_new(piece), _place(piece)))
+    if not _aligned(ordered):
+        ordered = sorted(listed, key=_place)
     placed: list[Tensor] = []
     parts: list[Part] = []
     at = 0
     shared: dict[int, int] = {}  # place within a block → bytes that want the data to start there
-    for piece in sorted(pieces, key=_place):
+    for piece in ordered:
         old, part = piece.tensor, piece.part
         placed.append(Tensor(old.name, old.dtype, old.shape, at, at + part.size))
         if isinstance(part, Copy) and part.size >= BLOCK and (part.offset - at) % 8 == 0:
@@ -211,6 +223,19 @@ def weights(name: str, pieces: Iterable[Piece], metadata: Mapping[str, str] | No
         header=Header(tuple(placed), None if metadata is None else dict(metadata), len(start)),
     )
     return Output(name, info, merged([Literal(start), *parts]))
+
+
+def _is_new(piece: Piece) -> bool:
+    return not isinstance(piece.part, Copy) or piece.part.need.origin != SOURCE
+
+
+def _aligned(pieces: Iterable[Piece]) -> bool:
+    at = 0
+    for piece in pieces:
+        if at % max(1, DTYPE_BITS[piece.tensor.dtype] // 8):
+            return False
+        at += piece.part.size
+    return True
 
 
 def _place(piece: Piece) -> tuple[int, bool, str, str, int, str]:

@@ -37,29 +37,45 @@ class RowReader:
             ) from None
         if not isinstance(data, dict) or data.get("format") != 1:
             raise ValueError(f"found a row map of another format at {folder / ROW_MAP}; wanted format 1")
-        self.rows = int(data["rows"])
-        self.row_bytes = int(data["row_bytes"])
-        self.dtype = str(data["dtype"])
-        self.columns = int(data["columns"])
-        self.scale: dict[str, Any] | None = data["scale"]
-        self._per_shard = int(data["rows_per_shard"])
         self._handles: dict[str, int] = {}
         self._shards: list[tuple[int, int]] = []  # descriptor, offset of the shard's first row
         self._pool: ThreadPoolExecutor | None = None
         try:
-            for shard in data["shards"]:
-                handle = self._opened(folder, shard["file"])
-                end = shard["offset"] + shard["rows"] * self.row_bytes
-                if os.fstat(handle).st_size < end:
-                    raise ValueError(
-                        f"found {shard['file']} shorter than {ROW_MAP} says; stage the checkpoint again"
-                    )
-                self._shards.append((handle, shard["offset"]))
-        except BaseException:
+            self._open(folder, data)
+        except BaseException as error:
             self.close()
+            if isinstance(error, KeyError | TypeError | FileNotFoundError):
+                raise ValueError(
+                    f"found {folder / ROW_MAP} that leads nowhere ({type(error).__name__}: {error}); "
+                    "wanted the map that ngram_table wrote; stage the checkpoint again"
+                ) from None
             raise
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rows")
+
+    def _open(self, folder: Path, data: dict[str, Any]) -> None:
+        self.rows: int = data["rows"]
+        self.row_bytes: int = data["row_bytes"]
+        self._per_shard: int = data["rows_per_shard"]
+        self.dtype = str(data["dtype"])
+        self.columns = int(data["columns"])
+        self.scale: dict[str, Any] | None = data["scale"]
+        counts = [shard["rows"] for shard in data["shards"]]
+        last = self.rows - self._per_shard * (len(counts) - 1)
+        full = counts[:-1] == [self._per_shard] * (len(counts) - 1) and counts[-1:] == [last]
+        if not full or self.row_bytes < 1 or not 0 < last <= self._per_shard:
+            raise ValueError(
+                f"found {self.rows} rows in {folder / ROW_MAP} and other shards; wanted shards of "
+                f"{self._per_shard} rows that add up; stage the checkpoint again"
+            )
+        for shard in data["shards"]:
+            handle = self._opened(folder, shard["file"])
+            end = shard["offset"] + shard["rows"] * self.row_bytes
+            if os.fstat(handle).st_size < end:
+                raise ValueError(
+                    f"found {shard['file']} shorter than {ROW_MAP} says; stage the checkpoint again"
+                )
+            self._shards.append((handle, shard["offset"]))
 
     def _opened(self, folder: Path, name: str) -> int:
         if name not in self._handles:
@@ -85,10 +101,12 @@ class RowReader:
     def read_into(self, rows: Sequence[int], target: memoryview) -> None:
         """The same into a buffer of `len(rows) * row_bytes` bytes (a pinned one, for a GPU).
 
-        IndexError for a row outside of the table, ValueError for a buffer of another size, OSError from the
-        disk.
+        IndexError for a row outside of the table, ValueError for a buffer of another size or one that is
+        read-only, OSError from the disk.
         """
         view = target.cast("B") if target.format != "B" or target.ndim != 1 else target
+        if view.readonly:
+            raise ValueError("a buffer that cannot be written")
         if view.nbytes != len(rows) * self.row_bytes:
             raise ValueError(
                 f"a buffer of {view.nbytes} bytes for {len(rows)} rows of {self.row_bytes} bytes"

@@ -9,8 +9,9 @@ refuses the same files.
 
 from __future__ import annotations
 
+import functools
 import json
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,11 @@ def tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
     """Bytes of a tensor; ValueError for an unknown type or a size that is no whole number of bytes."""
     if dtype not in DTYPE_BITS:
         raise ValueError(f"the unknown dtype {dtype!r}")
-    bits = math.prod(shape) * DTYPE_BITS[dtype]
+    bits = 1
+    for factor in (*shape, DTYPE_BITS[dtype]):
+        bits *= factor
+        if bits >= 1 << 64:  # also where a zero follows: other readers multiply in 64 bits, in this order
+            raise ValueError("more bits than 64-bit numbers can count")
     if bits % 8:
         raise ValueError(f"{bits} bits, which is no whole number of bytes")
     return bits // 8
@@ -134,7 +139,8 @@ def parse_header(raw: bytes, size: int, name: str) -> Header:
     if not raw.startswith(b"{"):
         raise bad("a header that does not begin with '{'")
     try:
-        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant,
+                          parse_int=_whole)  # fmt: skip
     except (ValueError, RecursionError) as error:
         raise bad(f"a header that is not JSON ({error})") from None
     metadata = data.pop("__metadata__", None)
@@ -174,6 +180,12 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"the number {name}")
 
 
+def _whole(digits: str) -> int:
+    if digits == "-0":
+        raise ValueError("the number -0")
+    return int(digits)
+
+
 def _tensor(name: str, info: Any) -> Tensor:
     if not isinstance(info, dict):
         raise ValueError(f"tensor {name!r} without a description")
@@ -192,7 +204,13 @@ def _tensor(name: str, info: Any) -> Tensor:
         raise ValueError(f"tensor {name!r} with {error}") from None
     if end < begin or end - begin != wanted:
         raise ValueError(f"tensor {name!r} with {end - begin} bytes where {dtype} {shape} takes {wanted}")
-    return Tensor(name, dtype, tuple(shape), begin, end)
+    # A large model has a hundred thousand names, each in an index, too, and few shapes.
+    return Tensor(sys.intern(name), sys.intern(dtype), _shared(tuple(shape)), begin, end)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape
 
 
 def _is_count(value: Any) -> bool:

@@ -5,6 +5,7 @@ No hub client is needed for what is here, so a run that finds everything in plac
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -57,6 +58,14 @@ class HubFile:
 
     def fault(self, path: Path) -> str | None:
         """None where the file at `path` is this one, else what is wrong."""
+        try:
+            return self._fault(path)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return f"a bad block ({error.strerror})"
+
+    def _fault(self, path: Path) -> str | None:
         size = path.stat().st_size
         if size != self.size:
             return f"{size} bytes (announced: {self.size})"
@@ -65,7 +74,6 @@ class HubFile:
             return None if found == self.sha256 else f"sha256 {found} (announced: {self.sha256})"
         found = git_sha1_of(path)
         return None if found == self.blob_id else f"git blob id {found} (announced: {self.blob_id})"
-
 
     def described(self) -> dict[str, Any]:
         """As a manifest names it: size, and the hash that the hub gave."""

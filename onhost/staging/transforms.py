@@ -93,7 +93,7 @@ def _dense(plan: Plan) -> Step:
 
 
 def _draft(plan: Plan) -> Step:
-    output = plan.data.get("output", "bf16")
+    output = plan.text("output") if "output" in plan.data else "bf16"
     if output not in {"bf16", "fp8", "nvfp4"}:
         raise JobError(
             f"found the output {output!r} of draft_vocab; wanted bf16, fp8 or nvfp4; correct the recipe"

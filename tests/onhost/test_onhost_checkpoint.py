@@ -339,6 +339,13 @@ def test_tokens_are_sent_and_never_shown(host: Host, hub: Hub, tmp_path: Path) -
         assert value not in (host.folder(plan) / "progress.jsonl").read_text()
         if not good:
             assert "with the site's token; wanted access" in result["error"]
+    # Whoever may list a gated repository may not have its files: the hub says so with a word of its own.
+    shutil.rmtree(host.checkpoints)
+    shutil.rmtree(host.downloads)
+    error = host.run(host.checkpoint_plan(hub))["error"]
+    assert error.startswith(f"found HTTP 401 for {REPO}/")
+    assert error.endswith(" without a token; wanted access; accept the repository's terms on its page and "
+                          "set a hub token of that account")  # fmt: skip
     error = host.run(host.checkpoint_plan(hub, token_file=str(tmp_path / "none")))["error"]
     assert error.startswith(f"found no readable secret at {tmp_path / 'none'}")
 
@@ -358,19 +365,23 @@ def test_a_disk_too_small_is_told_before(host: Host, hub: Hub, monkeypatch: pyte
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_disk_that_fills_up(host: Host, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("place", "steps"), [("downloads", ()), ("checkpoints", ()), ("checkpoints", STEPS)])
+def test_a_disk_that_fills_up(
+    host: Host, hub: Hub, place: str, steps: tuple[dict[str, Any], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     big = hub.store.root / REPO / "model-00003.safetensors"
-    big.write_bytes(os.urandom(600_000))
-    host.downloads.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(host.downloads)], check=True)
+    big.write_bytes(safetensors({"big": ("U8", [600_000], os.urandom(600_000))}))
+    full = host.root / place
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(full)], check=True)
     try:
         # As if others ate the space meanwhile.
         monkeypatch.setattr(checkpoint, "need_space", lambda *_: None)
         monkeypatch.setattr(download, "SETTINGS", download.Settings(streams=4, pause=0.01))
-        error = host.run(host.checkpoint_plan(hub))["error"]
+        error = host.run(host.checkpoint_plan(hub, *steps))["error"]
     finally:
-        subprocess.run(["umount", "-l", str(host.downloads)], check=True)
-    assert error.startswith(f"found no space left at {host.downloads}")
+        subprocess.run(["umount", "-l", str(full)], check=True)
+    assert error.startswith(f"found no space left at {full}")
     assert error.endswith("wanted room for the job's files; free some space and run again")
 
 

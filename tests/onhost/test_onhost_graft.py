@@ -12,7 +12,7 @@ import pytest
 from making import Content, contents, safetensors
 from making import write_repo as repo
 from models import bf16
-from staged import CUT, DENSE, GRAFT, INDEX, REGISTER, apply, digest, in_blocks, indexed, merged
+from staged import CUT, DENSE, DONOR, GRAFT, INDEX, REGISTER, apply, digest, in_blocks, indexed, merged
 
 from onhost.plan import JobError
 
@@ -58,6 +58,8 @@ def with_donor(folder: Path, tmp_path: Path, change: Content) -> Path:
     return repo(tmp_path / "donor", files)["model.safetensors"].parent
 
 
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+MIXED = {"quant_algo": "MIXED_PRECISION", "quantized_layers": {}}
 GATE = "model.language_model.layers.0.mlp.shared_expert.gate_proj.weight"
 
 
@@ -83,6 +85,20 @@ def test_graft_refuses_another_donor(folder: Path, tmp_path: Path, change: Conte
         apply(folder / "base", tmp_path / "out", GRAFT, donor=with_donor(folder, tmp_path, change))
     assert found in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_graft_takes_the_donors_word_on_its_blocks(folder: Path, tmp_path: Path) -> None:
+    """[1, 2] scales of a [128, 256] weight are those of blocks of 128, and as well of 1000×128."""
+    donor = with_donor(folder, tmp_path, {})
+    for said, step in (([128, 128], {**GRAFT, "block_size": [1000, 128]}), ([64, 128], GRAFT)):
+        config = {"quantization_config": {**BLOCKS, "weight_block_size": said}}
+        (donor / "config.json").write_bytes(models.as_json(config))
+        with pytest.raises(JobError) as error:
+            apply(folder / "base", tmp_path / "out", step, donor=donor)
+        wanted = step.get("block_size", [128, 128])
+        assert str(error.value).startswith(
+            f"found the weight_block_size {said} in config.json of {DONOR['repo']}; wanted {wanted}; "
+        )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +228,7 @@ def test_fp8_dense_of_a_mixed_checkpoint(folder: Path, tmp_path: Path) -> None:
     assert other["quantized_layers"] == config["quantized_layers"]
     assert other["exclude_modules"] == config["ignore"]
     assert (out / "model-fp8-mtp-ple.safetensors").samefile(folder / "next/model-fp8-mtp-ple.safetensors")
-    assert digest(out) == "9e8bde7641f2f267"
+    assert digest(out) == "d2f486fce2393ef0"
 
 
 def test_fp8_dense_of_a_checkpoint_that_is_not_quantised(folder: Path, tmp_path: Path) -> None:
@@ -285,6 +301,8 @@ def test_fp8_dense_refuses(folder: Path, tmp_path: Path, change: Mapping[str, An
             "found a value in a.weight that is infinite or no number",
         ),
         (bf16("w", 128, 128), models.AUTOROUND, "found a checkpoint quantised as 'auto-round'; wanted MIXED"),
+        (bf16("w", 128, 128), {**BLOCKS, "modules_to_not_convert": 5}, "found 5 as modules_to_not_convert; "),
+        (bf16("w", 128, 128), {**MIXED, "ignore": "lm_head"}, "found 'lm_head' as ignore; wanted a list of"),
     ],
 )
 def test_fp8_dense_refuses_weights(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,9 +15,9 @@ from making import noise, revision_of, safetensors, write_repo
 from spark import REPO, Host
 
 from lab.hub import Hub
-from onhost import jobs
+from onhost import files, jobs
 from onhost.files import sha256_of
-from onhost.staging import chain, download, manifest, pipeline, ranged
+from onhost.staging import chain, download, manifest, pipeline, ranged, source, verify
 from onhost.staging.catalog import SOURCE, FileInfo, Need
 from onhost.staging.chain import Chained
 from onhost.staging.graph import Ledger, disk_limit, graph_of
@@ -185,6 +186,83 @@ def test_damage_offline_is_mended_from_the_downloads(host: Host, hub: Hub, shard
     assert made(host) == whole
 
 
+def test_offline_with_a_donor_of_which_only_a_part_is_here(
+    host: Host, hub: Hub, shards: list[str], tmp_path: Path
+) -> None:
+    """The donor's other files were never fetched; their headers are kept, so that a plan needs no network."""
+    import models
+    from staged import CUT, GRAFT
+
+    shutil.rmtree(hub.store.root / REPO)
+    write_repo(hub.store.root / REPO, models.hybrid_base())
+    write_repo(hub.store.root / "org/donor", models.donor_files())
+    graft = {**GRAFT, "donor": {"repo": "org/donor", "revision": revision_of("org/donor")}}
+    plan = plan_of(host, hub, graft, CUT)
+    assert host.run(plan)["ok"]
+    whole = made(host)
+    home = host.downloads / "org--donor" / revision_of("org/donor")
+    headers = {path.name for path in home.with_name(f"{home.name}.headers").iterdir()}
+    assert headers == {f"{n}.header" for n in models.donor_files() if n.endswith("2-of-00002.safetensors")}
+    hub.stop()
+    min((host.checkpoints / "abc123").glob("*.safetensors")).unlink()
+    assert host.run(plan)["ok"]
+    assert made(host) == whole
+    assert host.run(plan_of(host, hub, graft, id="other"))["ok"]
+
+
+def test_a_manifest_that_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(path: Path, **_: Any) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert verify.verify(tmp_path, hashes=False) == 1
+    assert capsys.readouterr().err == (
+        f"found {tmp_path}/manifest.json that cannot be read (Permission denied); "
+        "wanted to read it; run as root\n"
+    )
+
+
+@pytest.mark.parametrize("damage", ["dangling", "folder", "unreadable"])
+def test_damage_that_is_no_content(
+    host: Host,
+    hub: Hub,
+    shards: list[str],
+    damage: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A link to nowhere, a folder in a file's place, a bad block: a line that names the file; then mended."""
+    plan = plan_of(host, hub)
+    assert host.run(plan)["ok"]
+    whole, folder = made(host), host.checkpoints / "abc123"
+    victim = folder / (shards[2] if damage == "unreadable" else "config.json")
+    if damage == "unreadable":
+        bad, real = victim.stat().st_ino, files.hashlib.sha256
+
+        def digest(path: Path, *more: Any) -> str:
+            if path.stat().st_ino == bad:  # under both of its names
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return real(path.read_bytes()).hexdigest()
+
+        for module in (manifest, source, pipeline):
+            monkeypatch.setattr(module, "sha256_of", digest)
+        kept = victim.open("rb")  # so that no new file gets its number
+    else:
+        victim.unlink()
+        victim.mkdir() if damage == "folder" else victim.symlink_to("nowhere")
+    assert verify.verify(folder, hashes=True) == 1
+    what = {"dangling": "cannot be read (No such file or directory)", "folder": "missing"}
+    expected = what.get(damage, "cannot be read (Input/output error)")
+    assert capsys.readouterr().out == f"{victim.name}: {expected}\n"
+    assert jobs.main(str(plan), hashes=True) == 0
+    assert made(host) == whole
+    if damage == "unreadable":
+        kept.close()
+        assert victim.stat().st_ino != bad
+
+
 def test_what_a_recipe_no_longer_makes_is_not_mended(host: Host, hub: Hub, shards: list[str]) -> None:
     assert host.run(plan_of(host, hub, RESHARD))["ok"]
     (host.checkpoints / "abc123" / "config.json").unlink()
@@ -265,6 +343,22 @@ def test_a_header_that_came_wrong(host: Host, hub: Hub, shards: list[str]) -> No
     assert error.startswith(f"found {shards[2]} of {REPO} with another header than was read before it came;")
     assert host.run(plan)["ok"]
     assert b"I8" not in b"".join(content[:600] for content in made(host).values())
+
+
+@pytest.mark.parametrize("here", [False, True])
+@pytest.mark.parametrize("content", [b"short", b"\xff" * 9, (2).to_bytes(8, "little") + b"[]"])
+def test_a_hub_whose_file_is_no_safetensors(
+    host: Host, hub: Hub, shards: list[str], here: bool, content: bytes
+) -> None:
+    """Nothing on the host can be mended, wherever the header is read."""
+    (hub.store.root / REPO / shards[2]).write_bytes(content)
+    ends = [host.run(plan_of(host, hub, id="as-it-is"))] if here else []
+    for end in [*ends, host.run(plan_of(host, hub, RESHARD))]:
+        if end["ok"]:
+            assert end is ends[0] and content.endswith(b"[]")  # what no transform reads is as the hub has it
+            continue
+        assert f" in {shards[2]} of {REPO}; wanted a valid safetensors file; " in end["error"]
+        assert end["error"].endswith("if it stays so pin another revision: the hub's file is broken")
 
 
 @pytest.mark.parametrize("line", ['{"name": "config.json"', "[]", '{"name": "../x", "stat": [0, 0]}', "null"])

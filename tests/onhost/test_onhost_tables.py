@@ -163,6 +163,9 @@ def test_ngram_table(folder: Path, tmp_path: Path) -> None:
 def test_row_reader_refuses(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="found no row map at"):
         RowReader(tmp_path)
+    out = apply(folder / "next", tmp_path / "sound", MAP)
+    with RowReader(out) as reader, pytest.raises(ValueError, match="cannot be written"):
+        reader.read_into([0], memoryview(bytes(160)))
     out = apply(folder / "next", tmp_path / "out", MAP)
     name = "model-fp8-mtp-ple.safetensors"
     short = (out / name).read_bytes()[:-200]
@@ -174,6 +177,33 @@ def test_row_reader_refuses(folder: Path, tmp_path: Path) -> None:
         RowReader(out)
     (out / "ngram_rows.json").write_text('{"format": 2}')
     with pytest.raises(ValueError, match="another format"):
+        RowReader(out)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"rows": 10**9}, "found 1000000000 rows in .* and other shards; wanted shards of 50 rows that"),
+        ({"rows": 149}, "found 149 rows in "),
+        ({"rows_per_shard": 0}, "wanted shards of 0 rows that add up; stage the checkpoint again"),
+        ({"row_bytes": 0}, "stage the checkpoint again"),
+        ({"rows": "x"}, "that leads nowhere .*; wanted the map that ngram_table wrote; stage the"),
+        ({"shards": None}, "leads nowhere"),
+        ({"shards": [{"rows": 200}], "rows_per_shard": 200}, "leads nowhere .KeyError: 'file'.; "),
+        (
+            {"shards": [{"rows": 200, "file": "none", "offset": 0}], "rows_per_shard": 200},
+            "leads nowhere .FileNotFoundError: .*none",
+        ),
+    ],
+)
+def test_a_row_map_that_contradicts_itself(
+    folder: Path, tmp_path: Path, change: dict[str, Any], found: str
+) -> None:
+    """Never another row's bytes, nor an error from within."""
+    out = apply(folder / "next", tmp_path / "out", MAP)
+    rows = json.loads((out / "ngram_rows.json").read_text())
+    (out / "ngram_rows.json").write_text(json.dumps({**rows, **change}))
+    with pytest.raises(ValueError, match=found):
         RowReader(out)
 
 

@@ -227,6 +227,7 @@ def test_a_bad_write_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"name": "reshard"}, "found nothing for the plan's key max_shard_bytes"),
         ({"name": "reshard", "max_shard_bytes": 0}, "wanted a whole number of at least 1"),
         ({"name": "register_mtp", "limit": 3}, "found register_mtp with limit; wanted known keys"),
+        ({"name": "draft_vocab", "output": ["bf16"]}, "found ['bf16'] for the plan's key output"),
         (
             {"name": "register_mtp", "version": 99},
             "found version 1 of register_mtp on this host; wanted version 99",

@@ -97,6 +97,23 @@ def test_what_is_downloaded_already_is_not_fetched(cluster: Cluster) -> None:
         assert steps(made)["checkpoint"] == ("new", left) and steps(made)["image"] == ("new", 0)
 
 
+@pytest.mark.parametrize(("keep_source", "peak"), [(True, "171.80 GB"), (False, "128.85 GB")])
+def test_the_plan_says_the_disks_peak(cluster: Cluster, keep_source: bool, peak: str) -> None:
+    """What the budget leaves beside the image, or the output and two source files."""
+    sites = cluster.of()
+    (Path(sites[0].checkpoint_dir) / "manifest.json").unlink()
+    recipe = sites[0].recipe
+    budget = recipe.budget.model_copy(update={"download_gib": 100.0, "disk_gib": 160.0})
+    for site in sites:
+        site.recipe.__dict__["budget"] = budget
+        kept = recipe.checkpoint.model_copy(update={"keep_source": keep_source})
+        site.recipe.__dict__["checkpoint"] = kept
+    cluster.hosts[0].facts[Downloaded] = 0
+    made = planned(cluster, sites, image="i", checkpoint="c")
+    [text] = [step.text for step in made.steps if step.stage == "checkpoint"]
+    assert text.endswith(f"; takes about {peak} of the head's disk at its peak")
+
+
 def test_what_failed_before_fails_the_plan(cluster: Cluster) -> None:
     old = cluster.of({"max_model_len": 1024})
     assert cluster.deploy(old)

@@ -169,7 +169,8 @@ def _checkpoint(site: Site, lines: list[Line]) -> Step:
     whole = site.recipe.budget.download_gib
     if whole is None:
         return Step("checkpoint", "new", text, None)
-    text += f"; takes about {bytes_text(_need(site).weights)} of the head's disk at its peak"
+    need = _need(site)
+    text += f"; takes about {bytes_text(need.download + need.checkpoint)} of the head's disk at its peak"
     there = site.head.get_fact(Downloaded, path=site.downloads_dir)
     return Step("checkpoint", "new", text, max(int(whole * GIB) - int(there), 0))
 

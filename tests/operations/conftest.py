@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_host import FakeHost
+from pyinfra.context import ctx_host
 
 from sparkstack import topology
 from sparkstack.recipe import load_recipe
@@ -31,6 +32,13 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     monkeypatch.setattr(preflight, "_asked", {})
     monkeypatch.setattr(fabric_facts, "_known", {})
     monkeypatch.setattr(peers, "_written", set())
+
+
+@pytest.fixture(autouse=True)
+def no_host_is_left() -> Iterator[None]:
+    """pyinfra's `ctx_host.use` keeps its host where an exception leaves it, for every test that follows."""
+    yield
+    ctx_host.reset()  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture

@@ -34,14 +34,22 @@ RECIPE_KEYS = NATIVE_KEYS | FOREIGN_KEYS | {"recipe_version", "model"}
 
 
 def find_recipe(name: str, folder: Path) -> Path:
-    """The file of the recipe called `name` in `folder`. Errors: SparkstackError with the names there are."""
-    known = sorted(path.stem for path in folder.glob("*.yaml"))
-    if name not in known:
-        near = get_close_matches(name, known, 1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"add {name}.yaml to {folder}"
-        wanted = "one of: " + ", ".join(known) if known else "a recipe"
-        raise SparkstackError(Problem("recipe", repr(name), wanted, remedy))
-    return folder / f"{name}.yaml"
+    """The file of the recipe called `name` (a file's name without its ending) in `folder` or below it.
+
+    Errors: SparkstackError with the names there are, or with the files where two have the name.
+    """
+    files = [path for path in sorted(folder.rglob("*.y*ml")) if path.suffix in (".yaml", ".yml")]
+    found = [path for path in files if path.stem == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        several = " and ".join(str(path) for path in found)
+        raise SparkstackError(Problem("recipe", several, f"one recipe {name!r}", "name the file's path"))
+    known = sorted({path.stem for path in files})
+    near = get_close_matches(name, known, 1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"add {name}.yaml to {folder}"
+    wanted = "one of: " + ", ".join(known) if known else "a recipe"
+    raise SparkstackError(Problem("recipe", repr(name), wanted, remedy))
 
 
 def not_a_recipe(path: Path, value: Any = None) -> str | None:

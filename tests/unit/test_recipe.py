@@ -286,6 +286,13 @@ def test_recipes_are_found_by_name(tmp_path: Path) -> None:
     assert str(caught.value) == "recipe: found 'alhpa'; wanted one of: alpha; did you mean 'alpha'?"
     with pytest.raises(SparkstackError):
         find_recipe("../x", tmp_path)
+    # What `recipe list` shows can be named: below the folder, too, and with the other ending.
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "beta.yml").touch()
+    assert find_recipe("beta", tmp_path) == tmp_path / "more/beta.yml"
+    (tmp_path / "more" / "alpha.yaml").touch()
+    with pytest.raises(SparkstackError, match=r"alpha.yaml and .*alpha.yaml; wanted one recipe 'alpha'"):
+        find_recipe("alpha", tmp_path)
 
 
 def test_our_own_recipes_load() -> None:

@@ -7,6 +7,7 @@ first, which changes nothing where everything stands.
 from __future__ import annotations
 
 import json
+import runpy
 import os
 import shlex
 import subprocess
@@ -191,6 +192,8 @@ def lab_data(state: dict[str, Any]) -> list[str]:
         "accepted_systems": '["debian:12"]',
         "docker_mirrors": json.dumps([state["registry"]]),
         "image_bases": json.dumps(state["image_base"]),
+        # What is on the hosts: the lab's, which leaves out RDMA's tools.
+        "packages": json.dumps(runpy.run_path(str(ROOT / "group_data/lab.py"))["packages"]),
     }
     return [word for key, value in values.items() for word in ("--data", f"{key}={value}")]
 

@@ -80,6 +80,8 @@ def test_an_example_inventory_with_only_its_addresses_swapped(
     for number, address in enumerate(four, 1):
         assert text.count(f"192.0.2.1{number}") == 1
         text = text.replace(f"192.0.2.1{number}", address)
+    # A ring's ranks meet on the management network, whose interface has another name here.
+    text = text.replace('"enP7s7"', '"eth0"')
     inventory = tmp_path / f"{example}.py"
     inventory.write_text(text)
     values = {

@@ -7,8 +7,8 @@ first, which changes nothing where everything stands.
 from __future__ import annotations
 
 import json
-import runpy
 import os
+import runpy
 import shlex
 import subprocess
 import sys

@@ -291,6 +291,6 @@ def test_each_of_many_drifts_is_a_line_of_its_own(sparks: list[Spark]) -> None:
     assert (run.code, bad(report)) == (0, []), run.output
     # Docker's unit was as it should be before the first run, so the hand of this test is what the mending run
     # has noted as the state before; a removal shall find what was really there.
-    sparks[1].run("rm /etc/sparkstack/undo/did/unit/docker.service")
+    sparks[1].run("rm -f /etc/sparkstack/undo/did/unit/docker.service")
     time.sleep(1)
     no_operation(*data)

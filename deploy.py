@@ -12,6 +12,7 @@ from tasks import (
     benchmark,
     checkpoint,
     conda,
+    declaration,
     docker,
     fabric,
     image,
@@ -22,7 +23,6 @@ from tasks import (
     report,
     rollback,
     serve,
-    site,
 )
 from tasks import host as host_task
 
@@ -31,8 +31,8 @@ if rollback.asked(host):
     report.begin(release="", recipe="none (rollback)")
     rollback.deploy_rollback()
 else:
-    stages = site.stages(host.data.get("only"))
-    here = site.load()
+    stages = declaration.stages(host.data.get("only"))
+    here = declaration.load()
     access.ensure(host)
     ahead.plan(here, stages)
     report.begin(release=here.release_id, recipe=here.recipe.name)

@@ -5,6 +5,6 @@ pyinfra inventories/lab.py doctor.py [-y | --dry] [--data only=docker,serve]
 
 from pyinfra import host
 
-from tasks import doctor, site
+from tasks import declaration, doctor
 
-doctor.examine(site.load(whole=False), site.stages(host.data.get("only")))
+doctor.examine(declaration.load(whole=False), declaration.stages(host.data.get("only")))

@@ -5,10 +5,10 @@ pyinfra inventories/lab.py plan.py -y [--data recipe=NAME] [--data only=docker,s
 
 from pyinfra import host
 
-from tasks import access, ahead, plan, site
+from tasks import access, ahead, declaration, plan
 
-here = site.load()
+here = declaration.load()
 access.ensure(host)
-stages = site.stages(host.data.get("only"))
+stages = declaration.stages(host.data.get("only"))
 ahead.plan(here, stages)
 plan.only(here, stages)

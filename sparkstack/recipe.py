@@ -52,6 +52,13 @@ def find_recipe(name: str, folder: Path) -> Path:
     raise SparkstackError(Problem("recipe", repr(name), wanted, remedy))
 
 
+def recipe_file(name: str, folder: Path) -> Path:
+    """A recipe's file: `name` itself where it is a path (a slash, or the ending of one), which need not be
+    there; else the recipe called so in `folder`. Errors: SparkstackError for a name."""
+    is_path = "/" in name or name.endswith((".yaml", ".yml"))
+    return Path(name).expanduser() if is_path else find_recipe(name, folder)
+
+
 def not_a_recipe(path: Path, value: Any = None) -> str | None:
     """What the file is instead, when it is known to be something else; None for what may be a recipe.
 
@@ -122,6 +129,7 @@ __all__ = [
     "load_recipe",
     "not_a_recipe",
     "pins_missing",
+    "recipe_file",
     "secrets_in",
     "unsupported",
 ]

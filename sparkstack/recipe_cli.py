@@ -17,7 +17,7 @@ from sparkstack.errors import Problem, SparkstackError
 from sparkstack.extra_flags import with_flags
 from sparkstack.flags import scalar
 from sparkstack.native import Recipe
-from sparkstack.recipe import find_recipe
+from sparkstack.recipe import recipe_file
 from sparkstack.render import render as render_ranks
 from sparkstack.render import text as rendered_text
 
@@ -168,7 +168,7 @@ def render(
 @click.option("--only", help="These stages, comma-separated.")
 def plan(name: str, inventory: str, only: str | None) -> None:
     """Show what deploying recipe NAME (or a file) to INVENTORY would do. The hosts are asked, not touched."""
-    path = _path(name, hosts.ROOT / "recipes")
+    path = recipe_file(name, hosts.ROOT / "recipes")
     if not path.is_file():
         raise SparkstackError(Problem("recipe", repr(name), "a recipe's file", "check the path"))
     words = ["--data", f"recipe={json.dumps(hosts.absolute(name))}"]
@@ -204,15 +204,9 @@ def _setting(text: str) -> tuple[str, Any]:
     return key.replace("-", "_"), scalar(value)
 
 
-def _path(name: str, folder: Path) -> Path:
-    """The file of a recipe by its path, or by its name in a folder. Errors: SparkstackError for a name."""
-    is_path = "/" in name or name.endswith((".yaml", ".yml"))
-    return Path(name).expanduser() if is_path else find_recipe(name, folder)
-
-
 def _usable(name: str, folder: Path, nodes: int | None, overrides: dict[str, Any]) -> Checked:
     """The recipe, its warnings told. Errors of it end here."""
-    path = _path(name, folder)
+    path = recipe_file(name, folder)
     found = check_file(path, nodes, overrides)
     if found.skipped:
         raise SparkstackError(Problem(str(path), found.skipped, "a recipe", "name another file"))

@@ -13,7 +13,7 @@ from typing import Any
 from pyinfra import host
 
 from sparkstack import docker_settings, launch, netplan
-from tasks import site, wheels
+from tasks import declaration, site, wheels
 
 KNOBS = [
     "user",
@@ -80,4 +80,4 @@ def _variables(here: site.Site) -> dict[str, Any]:
 
 
 folder = Path(os.environ["SPARKSTACK_RERUN_EXPORT"])
-(folder / f"{host.name}.json").write_text(json.dumps(_variables(site.load())))
+(folder / f"{host.name}.json").write_text(json.dumps(_variables(declaration.load())))

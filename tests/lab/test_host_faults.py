@@ -217,9 +217,9 @@ def test_a_restart_of_docker_names_the_containers_of_others(sparks: list[Spark])
 
 AS_ITSELF = """from pyinfra.operations import server
 
-from tasks import host, site
+from tasks import declaration, host
 
-host.deploy_host(site.load())
+host.deploy_host(declaration.load())
 server.shell(name="Docker without sudo", commands=["id -nG | grep -qw docker && docker ps -q"], _sudo=False)
 """
 

@@ -12,7 +12,7 @@ import pytest
 from pyinfra.api import Config, State
 from pyinfra.context import ctx_config, ctx_host, ctx_inventory, ctx_state
 
-from tasks import site, wheels
+from tasks import declaration, site, wheels
 
 # Importing pyinfra's command line replaces threads and sockets by gevent's, for all other tests too.
 with patch("gevent.monkey.patch_all"):
@@ -37,9 +37,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     wheel = HERE / "fixtures" / "sparkstack_vllm-0.1.0-py3-none-any.whl"
     monkeypatch.setattr(wheels, "build", lambda source: (wheel, "0123456789ab"))
     monkeypatch.chdir(site.ROOT)
-    site._recipe.cache_clear()
+    declaration._recipe.cache_clear()
     yield
-    site._recipe.cache_clear()
+    declaration._recipe.cache_clear()
 
 
 def swapped(path: Path, folder: Path) -> Path:
@@ -62,7 +62,7 @@ def load(path: Path, **data: Any) -> list[site.Site]:
         with ctx_inventory.use(inventory):
             for host in inventory:
                 with ctx_host.use(host):
-                    sites.append(site.load())
+                    sites.append(declaration.load())
     return sites
 
 

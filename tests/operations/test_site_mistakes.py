@@ -13,7 +13,7 @@ from fake_host import FakeHost
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_host, ctx_inventory
 
-from tasks import declared, site
+from tasks import declaration, declared, site
 
 with patch("gevent.monkey.patch_all"):  # as in test_fixtures.py
     from pyinfra_cli.util import parse_cli_arg
@@ -30,7 +30,7 @@ def load(
         host.connected = host.name not in gone and (not limit or host.name in limit)
         host.state.is_host_in_limit = lambda host: not limit or host.name in limit
     with ctx_inventory.use(hosts), ctx_host.use(hosts[at]):  # type: ignore[arg-type]
-        return site.load()
+        return declaration.load()
 
 
 def mistake(count: int, **data: Any) -> str:
@@ -43,9 +43,9 @@ def mistake(count: int, **data: Any) -> str:
 
 @pytest.fixture(autouse=True)
 def forget_recipes() -> Iterator[None]:
-    site._recipe.cache_clear()
+    declaration._recipe.cache_clear()
     yield
-    site._recipe.cache_clear()
+    declaration._recipe.cache_clear()
 
 
 def test_a_password_in_pyinfras_settings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_hosts_with_different_fabrics() -> None:
     hosts = [FakeHost(f"spark-{n}", recipe=RECIPE) for n in (1, 2)]
     hosts[1].data.fabric = {"kind": "pair", "port": 1}
     with ctx_inventory.use(hosts), ctx_host.use(hosts[0]), pytest.raises(site.SiteError) as caught:  # type: ignore[arg-type]
-        site.load()
+        declaration.load()
     assert str(caught.value) == (
         "spark-2: found another `fabric` than spark-1 has; wanted one for all hosts; set it in group_data, "
         "not for a host"
@@ -108,11 +108,11 @@ def test_ports_of_a_host_by_other_names() -> None:
     hosts = [FakeHost(f"spark-{n}", recipe=RECIPE) for n in (1, 2)]
     hosts[1].data.fabric_ports = {0: [["cx0", "mlx5_0"], ["cx1", "mlx5_1"]]}
     with ctx_inventory.use(hosts), ctx_host.use(hosts[1]):  # type: ignore[arg-type]
-        here = site.load()
+        here = declaration.load()
     assert [i.name for i in here.interfaces] == ["cx0", "cx1"]
     hosts[1].data.fabric_ports = {0: [["cx0", "mlx5_0"]]}
     with ctx_inventory.use(hosts), ctx_host.use(hosts[0]), pytest.raises(site.SiteError) as caught:  # type: ignore[arg-type]
-        site.load()
+        declaration.load()
     assert "found fabric_ports = " in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -140,7 +140,7 @@ def test_too_many_hosts_for_the_recipe() -> None:
 
 def test_unknown_stage_lists_the_known_ones() -> None:
     with pytest.raises(site.SiteError) as caught:
-        site.stages("docker,sevre")
+        declaration.stages("docker,sevre")
     line = str(caught.value)
     assert line.startswith("stage: found 'sevre'; wanted one of: preflight, host, docker, ")
     assert line.endswith("did you mean 'serve'?")
@@ -149,7 +149,7 @@ def test_unknown_stage_lists_the_known_ones() -> None:
 @pytest.mark.parametrize("typed", ["5", "true", "false", "2.5", "[1]", ""])
 def test_a_stage_that_pyinfra_reads_as_another_type_is_an_unknown_one(typed: str) -> None:
     with pytest.raises(site.SiteError) as caught:
-        site.stages(parse_cli_arg(typed))
+        declaration.stages(parse_cli_arg(typed))
     line = str(caught.value)
     assert line.lower().startswith(f"stage: found '{typed}'; wanted one of: preflight, host, docker, ")
     assert line.endswith("; name one of these")
@@ -203,13 +203,13 @@ def test_a_combination_that_is_known_to_be_harmful_is_refused(tmp_path: Path) ->
     assert "found turboquant_k8v4 together with MTP on a hybrid model; wanted one of the two" in line
     assert "(the output degenerates without any error; source: vllm#53180" in line
     path.write_text(path.read_text() + "accept: {turboquant-mtp: measured here}\n")
-    site._recipe.cache_clear()
+    declaration._recipe.cache_clear()
     load(1, recipe=str(path))
 
 
 def test_stages_come_in_the_order_of_a_run() -> None:
-    assert site.stages("serve, docker") == ["docker", "serve"]
-    assert site.stages(None)[0] == "preflight"
+    assert declaration.stages("serve, docker") == ["docker", "serve"]
+    assert declaration.stages(None)[0] == "preflight"
 
 
 @pytest.mark.parametrize(("count", "kind"), [(1, "single"), (2, "pair")])

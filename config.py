@@ -1,5 +1,6 @@
 """pyinfra's own settings for every run from this checkout."""
 
+import logging
 import os
 import sys
 
@@ -13,18 +14,27 @@ config.FAIL_PERCENT = 0
 # Long work has bars of its own; pyinfra's spinner would write over them.
 os.environ.setdefault("PYINFRA_PROGRESS", "off")
 
-if any(word.endswith("doctor.py") for word in sys.argv):
-    # For the doctor a host that does not answer is a finding: the others are examined all the same, and
-    # nobody is asked whether to go on. Without -y pyinfra would ask, before any code of ours runs.
+# What paramiko logs of a connection that breaks is a traceback; pyinfra says the same in a line.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+# For the doctor a host that does not answer is a finding: the others are examined all the same, and nobody is
+# asked whether to go on. Without -y pyinfra would ask, before any code of ours runs.
+_doctor = any(word.endswith("doctor.py") for word in sys.argv)
+if _doctor:
     config.FAIL_PERCENT = None
     cli._do_confirm = lambda message: "failed to connect" in message
 
-    def _connect_all(state, connect=cli.connect_all):
-        try:
-            connect(state)
-        except PyinfraError:
-            from tasks import doctor
 
+def _connect_all(state, connect=cli.connect_all):
+    try:
+        connect(state)
+    except PyinfraError as error:
+        from tasks import declaration, doctor
+
+        if _doctor:
             sys.exit(doctor.nobody_answers(state.inventory))
+        # pyinfra would say how many percent of the hosts failed.
+        raise declaration.unreached(state.inventory) or error from None
 
-    cli.connect_all = _connect_all
+
+cli.connect_all = _connect_all

@@ -6,6 +6,7 @@ Nothing is asked of a host here, but for `fabric` "auto": that is what the hosts
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -77,6 +78,17 @@ def _fabric(hosts: list[Any], data: Any) -> FabricPlan:
     )
 
 
+def unreached(hosts: Iterable[Any]) -> SiteError | None:
+    """What to raise where a host of the run (`--limit` counts) is not connected; None where all are."""
+    gone = [host.name for host in hosts if host.state.is_host_in_limit(host) and not host.connected]
+    if not gone:
+        return None
+    return SiteError(
+        f"{', '.join(gone)}: found no connection; wanted all hosts of the inventory; check power, cable "
+        "and ssh, or name the others with --limit"
+    )
+
+
 def load(whole: bool = True) -> Site:
     """The site as the current host sees it; `whole`: every host of the inventory must be connected.
 
@@ -86,12 +98,8 @@ def load(whole: bool = True) -> Site:
     state = current_host.state
     # Without -y pyinfra asks after a failure whether to go on; a cluster with a rank missing cannot.
     state.should_raise_failed_hosts = lambda state: True
-    gone = [host.name for host in hosts if state.is_host_in_limit(host) and not host.connected]
-    if whole and gone:
-        raise SiteError(
-            f"{', '.join(gone)}: found no connection; wanted all hosts of the inventory; check power, cable "
-            "and ssh, or name the others with --limit"
-        )
+    if whole and (missing := unreached(hosts)):
+        raise missing
     if mistakes := declared.problems(current_host):
         raise SiteError("\n".join(map(str, mistakes)))
     data = current_host.data

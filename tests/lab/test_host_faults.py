@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,6 +87,17 @@ def test_preflight_names_user_distribution_and_who_has_the_port(sparks: list[Spa
     # The head's own listener is ours, by its unit and not by its name.
     assert "sparkstack" in head.run("docker ps --format '{{.Names}}'")
     assert deploy("only=preflight").code == 0
+
+
+def test_a_host_that_hangs_is_a_line(sparks: list[Spark]) -> None:
+    """Its kernel takes the connection, and nobody answers."""
+    name = sparks[1].name
+    subprocess.run(["docker", "pause", name], check=True, capture_output=True)
+    try:
+        run = pyinfra("-y")
+    finally:
+        subprocess.run(["docker", "unpause", name], check=True, capture_output=True)
+    refused(run, f"{name}: found no connection; wanted all hosts of the inventory; check power, cable and ssh")
 
 
 def test_a_user_that_is_not_there_stops_the_stage_too(sparks: list[Spark]) -> None:

@@ -27,6 +27,11 @@ class Activation:
     to: str
     back: str | None = None
 
+    @property
+    def home(self) -> str | None:
+        """What serves once it is given up: a deployment is turned round, a way back is gone to its end."""
+        return self.back if self.kind == "deploy" else self.to
+
     def as_dict(self) -> dict[str, Any]:
         return {"format": 1, "kind": self.kind, "to": self.to, "back": self.back}
 
@@ -129,14 +134,20 @@ def before(head: OnHost, wish: str) -> str | None:
     return None
 
 
+def on_trial(head: OnHost, release: str) -> bool:
+    """Does this release serve without ever having met what was expected of it? Only such a one is taken back
+    for its figures: of what passed once it is the expectation that has changed."""
+    mine = head.releases.get(release)
+    return head.current == release and mine is not None and mine.history.passed is None
+
+
 def rollback_target(head: OnHost) -> str | Problem:
     """The release that `rollback=yes` activates: the one before the current one. An activation that was cut
     off is taken back; a rollback or return that was cut off is brought to its end."""
     way = head.under_way
     serving: str | None
     if way is not None:
-        name = way.back if way.kind == "deploy" else way.to
-        serving = way.to
+        name, serving = way.home, way.to
     else:
         kept = head.releases.get(head.current or "")
         name, serving = (kept.previous if kept else None), head.current

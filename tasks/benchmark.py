@@ -10,7 +10,7 @@ from pyinfra.api import FunctionCommand, deploy, operation
 
 from sparkstack import gates, knobs, releases
 from sparkstack.errors import SparkstackError
-from sparkstack.releases import History
+from sparkstack.releases import History, OnHost
 from tasks import activation, cleaning, drift, report, serve
 from tasks.activation import Releases
 from tasks.facts import Json
@@ -70,12 +70,14 @@ def _not_measured(host: Any, site: Site) -> None:
     """The job has failed and said why. That may be anybody's fault; a head that answers no more is its
     release's."""
     kept = activation.kept_by(host)
-    mine = kept.releases.get(site.release_id)
-    on_trial = kept.current == site.release_id and mine is not None and mine.history.passed is None
     back = releases.before(kept, site.release_id)
-    if on_trial and back and not knobs.switched_on(site.data, "keep_failed") and not serve.completes(site):
+    if _may_go_back(site, kept) and back and not serve.completes(site):
         why = "it stopped answering while it was measured"
         activation.give_back(host, serve.target_of(site), back, "gate", why)
+
+
+def _may_go_back(site: Site, kept: OnHost) -> bool:
+    return releases.on_trial(kept, site.release_id) and not knobs.switched_on(site.data, "keep_failed")
 
 
 def _unmeasured(state: Any, host: Any, path: str) -> bool:
@@ -108,10 +110,9 @@ def judged(site: Site) -> Commands:
         text = json.dumps(verdict, indent=1) + "\n"
         yield ManagedFile.text(site.verdict_path, text).write()
     kept = host.get_fact(Releases, config_dir=site.data.config_dir)
-    mine = kept.releases.get(site.release_id)
-    passed = mine is not None and mine.history.passed is not None
     if verdict["ok"]:
-        if mine is not None and not passed:
+        mine = kept.releases.get(site.release_id)
+        if mine is not None and mine.history.passed is None:
             yield FunctionCommand(_passed, (site.release_id,), {})
         return
     missed = [line for line in verdict["lines"] if line["verdict"] == "fail"]
@@ -120,13 +121,7 @@ def judged(site: Site) -> Commands:
         f"{host.name}: benchmark: found {figures}; wanted what recipe {site.recipe.name} expects; "
         "look at the report, or correct `expect`"
     )
-    if (
-        mine is None
-        or passed
-        or kept.current != site.release_id
-        or knobs.switched_on(site.data, "keep_failed")
-    ):
-        # What passed once goes on serving: it is the expectation that has changed.
+    if not _may_go_back(site, kept):
         yield fail(line)
     else:
         back = releases.before(kept, site.release_id)

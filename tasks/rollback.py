@@ -44,7 +44,7 @@ def gone_back(hosts: list[Any]) -> Commands:
     Never a no-op: run again, it goes back to where it was. An activation that was cut off is taken back; a
     rollback that was cut off is brought to its end.
     """
-    if host is not hosts[0] and host.name != hosts[0].name:
+    if host.name != hosts[0].name:
         return
     kept = host.get_fact(Releases, config_dir=host.data.config_dir)
     name = releases.rollback_target(kept)

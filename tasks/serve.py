@@ -224,8 +224,7 @@ def _not_ready(host: Any, site: Site, kept: OnHost, line: str) -> bool:
 def _finish_return(state: Any, host: Any, site: Site) -> bool:
     """Bring the release that shall serve instead of this one back, after a run that was cut off."""
     kept = activation.kept_by(host)
-    way = kept.under_way
-    name = None if way is None else way.back if way.kind == "deploy" else way.to
+    name = kept.under_way.home if kept.under_way else None
     if name is None or name not in kept.releases:
         return report_failure(
             host,

@@ -21,7 +21,7 @@ from tasks import report, undo
 from tasks.facts import Json
 from tasks.files import ManagedFile
 from tasks.machine import MachineState
-from tasks.remote import POLL_SECONDS, progress, report_failure, shell
+from tasks.remote import POLL_SECONDS, progress, report_failure, shell, write_now
 from tasks.site import UNIT
 
 CONTAINER = "sparkstack-serve"
@@ -138,8 +138,7 @@ def kept_by(host: Any) -> OnHost:
 
 def put(host: Any, path: str, value: Any) -> bool:
     """Write a small JSON file of ours on a host; a failure is shown."""
-    command = ManagedFile.text(path, json.dumps(value, sort_keys=True) + "\n").write()
-    ok, said = shell(host, command.get_raw_value(), stdin=str(command.connector_arguments["_stdin"]))
+    ok, said = write_now(host, ManagedFile.text(path, json.dumps(value, sort_keys=True) + "\n"))
     return ok or report_failure(host, f"{host.name}: {path} could not be written; found: {said}")
 
 

@@ -20,7 +20,7 @@ from tasks import drift, report
 from tasks.facts import Ask
 from tasks.files import Commands, ManagedFile
 from tasks.link_facts import LinkState
-from tasks.remote import fail, progress, report_failure, shell
+from tasks.remote import fail, progress, report_failure, shell, write_now
 from tasks.site import ROOT, Site
 
 SCRIPT = ROOT / "onhost" / "linkgate.py"
@@ -289,8 +289,7 @@ class Measurement:
 
 def put(one: Any, path: str, text: str) -> None:
     """Write a file of ours now. Errors: NoAnswer."""
-    command = ManagedFile.text(path, text).write()
-    ok, said = shell(one, command.get_raw_value(), stdin=str(command.connector_arguments["_stdin"]))
+    ok, said = write_now(one, ManagedFile.text(path, text))
     if not ok:
         raise NoAnswer(f"{one.name}: link: {said}")
 

@@ -39,6 +39,12 @@ def shell(host: Any, command: str, stdin: str | None = None) -> tuple[bool, str]
     return ok, output.stdout if ok else "\n".join([output.stdout, output.stderr]).strip()
 
 
+def write_now(host: Any, file: ManagedFile) -> tuple[bool, str]:
+    """Write a file from inside an operation; the result is as that of `shell`."""
+    command = file.write()
+    return shell(host, command.get_raw_value(), stdin=str(command.connector_arguments["_stdin"]))
+
+
 def report_failure(host: Any, line: str) -> bool:
     """Show a failure's line; the value is what a FunctionCommand returns to fail its host."""
     host.log_styled(line, fg="red", log_func=logger.error)
@@ -56,6 +62,11 @@ def fail(*lines: str) -> FunctionCommand:
     return FunctionCommand(say, (), {})
 
 
+def plan_file(path: str, plan: dict[str, Any]) -> ManagedFile:
+    """A job's plan, for root alone: it may name files of secrets."""
+    return ManagedFile.text(path, json.dumps(plan, indent=1, sort_keys=True) + "\n", "600")
+
+
 def job(plan: dict[str, Any], failed: Callable[[Any], object] | None = None) -> Commands:
     """Commands that hand a plan (docs/interfaces.md) to the host, start or join its job, and follow it.
 
@@ -63,7 +74,7 @@ def job(plan: dict[str, Any], failed: Callable[[Any], object] | None = None) -> 
     same.
     """
     path = f"{current_host.data.state_dir}/plans/{plan['job']}.json"
-    yield ManagedFile.text(path, json.dumps(plan, indent=1, sort_keys=True) + "\n", "600").write()
+    yield plan_file(path, plan).write()
     yield FunctionCommand(start_and_follow, (plan, path, failed), {})
 
 

@@ -6,7 +6,6 @@ management network carries it only where no fabric joins two hosts, and then a l
 
 from __future__ import annotations
 
-import json
 import secrets
 import shlex
 from typing import Any
@@ -17,8 +16,8 @@ from pyinfra.api import FunctionCommand, StringCommand, operation
 from sparkstack import distribution
 from sparkstack.distribution import Sender
 from tasks.facts import UnitState
-from tasks.files import Commands, ManagedFile
-from tasks.remote import report_failure, shell, start_and_follow
+from tasks.files import Commands
+from tasks.remote import plan_file, report_failure, shell, start_and_follow, write_now
 from tasks.site import Site, management_address
 
 UNIT = "sparkstack-share"
@@ -46,16 +45,12 @@ def fetch(site: Site, plan: dict[str, Any], chain: bool = False) -> Commands:
     path = f"{site.data.state_dir}/plans/{plan['job']}.json"
     urls = [_url(site, sender.address) for sender in _senders(site, chain)]
     plan = {**plan, "token_file": _token_file(site)} | ({"urls": urls} if urls[1:] else {"url": urls[0]})
-    yield _plan_file(path, plan).write()
+    yield plan_file(path, plan).write()
     yield FunctionCommand(_open, (site,), {})
     if urls[1:]:
         yield FunctionCommand(_open_relay, (site,), {})
     yield FunctionCommand(_reach_and_follow, (site, plan, path, chain), {})
     yield StringCommand(f"rm -f {shlex.quote(_token_file(site))}")
-
-
-def _plan_file(path: str, plan: dict[str, Any]) -> ManagedFile:
-    return ManagedFile.text(path, json.dumps(plan, indent=1, sort_keys=True) + "\n", "600")
 
 
 def _start(site: Site, unit: str, token: str, addresses: tuple[str, ...], more: str = "") -> str:
@@ -136,11 +131,9 @@ def _reach_and_follow(
             "over the management network, which is slower; run deploy.py --data only=fabric",
         )
         plan = {key: value for key, value in plan.items() if key != "urls"} | {"url": _url(site, address)}
-        if not all(
-            shell(host, command.get_raw_value(), stdin=str(command.connector_arguments["_stdin"]))[0]
-            for command in [_plan_file(path, plan).write()]
-        ):
-            return report_failure(host, f"{host.name}: the plan could not be written to {path}")
+        ok, said = write_now(host, plan_file(path, plan))
+        if not ok:
+            return report_failure(host, f"{host.name}: {path} could not be written; found: {said}")
     return start_and_follow(state, host, plan, path)
 
 

@@ -165,6 +165,7 @@ def test_stop_all_switch_all_start_workers_first(sites: Sites, monkeypatch: Any)
         return shell(host, command, stdin)
 
     monkeypatch.setattr(activation, "shell", listen)
+    monkeypatch.setattr(remote, "shell", listen)
     head.host.answers = {STATE: ["activating\nLoading weights", "active"], RESTARTS: "0"}
     worker.host.answers = {RESTARTS: "0"}
     assert follow(commands_of(serve.activated, head.host, head), head.host)

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from sparkstack.distribution import Distribution
 from sparkstack.errors import Problem
 from sparkstack.links import LinkWanted
-from sparkstack.schema import Strict, refusal
+from sparkstack.schema import Strict, matching, refusal
 
 SHA256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # Written into sudoers, so it must be what useradd takes, and nothing else.
@@ -32,15 +32,6 @@ def _folder(path: str) -> str:
     if not path.startswith("/") or path == "/" or ".." in path.split("/") or strange:
         raise refusal("an absolute path of letters, digits and / . _ - + @, without ..")
     return path.rstrip("/")
-
-
-def _matching(pattern: str, wanted: str) -> AfterValidator:
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise refusal(wanted)
-        return text
-
-    return AfterValidator(check)
 
 
 def _url(*schemes: str) -> AfterValidator:
@@ -75,18 +66,18 @@ Bind = Annotated[str, AfterValidator(_bind)]
 # As in /etc/os-release, where both parts have only these characters.
 System = Annotated[
     str,
-    _matching(r"[a-z0-9._-]+:[A-Za-z0-9._-]+", "ID:VERSION_ID of /etc/os-release, such as 'ubuntu:24.04'"),
+    matching(r"[a-z0-9._-]+:[A-Za-z0-9._-]+", "ID:VERSION_ID of /etc/os-release, such as 'ubuntu:24.04'"),
 ]
 # What the kernel takes as a name: at most 15 bytes.
 NetworkInterface = Annotated[
     str,
-    _matching(r"(?!\.{1,2}$)[A-Za-z0-9._@-]{1,15}", "the name of an interface, as `ip link` shows it"),
+    matching(r"(?!\.{1,2}$)[A-Za-z0-9._@-]{1,15}", "the name of an interface, as `ip link` shows it"),
 ]
-Package = Annotated[str, _matching(r"[a-z0-9][a-z0-9.+-]+(:[a-z0-9]+)?", "the name of a Debian package")]
+Package = Annotated[str, matching(r"[a-z0-9][a-z0-9.+-]+(:[a-z0-9]+)?", "the name of a Debian package")]
 PackagePattern = Annotated[
-    str, _matching(r"!?[a-z0-9*?\[][a-z0-9.+*?\[\]-]*", "a package's name or pattern, or ! and one of these")
+    str, matching(r"!?[a-z0-9*?\[][a-z0-9.+*?\[\]-]*", "a package's name or pattern, or ! and one of these")
 ]
-EnvName = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name (letters, digits, '_')")]
+EnvName = Annotated[str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name (letters, digits, '_')")]
 Folder = Annotated[str, AfterValidator(_folder)]
 
 

@@ -6,9 +6,9 @@ import math
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, WithJsonSchema
 
-from sparkstack.schema import refusal
+from sparkstack.schema import matching, refusal
 from sparkstack.units import parse_size
 
 DERIVED_OPTIONS = {
@@ -32,15 +32,6 @@ UNVERIFIED = "unverified"
 def _pattern(pattern: str, description: str) -> WithJsonSchema:
     """What an editor is told of a text that a validator checks."""
     return WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern})$", "description": description})
-
-
-def _matching(pattern: str, wanted: str) -> AfterValidator:
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise refusal(wanted)
-        return text
-
-    return AfterValidator(check)
 
 
 def _revision(value: Any) -> Any:
@@ -117,16 +108,16 @@ _VERSION = (r"\d+(\.\d+)+", "a version, as 0.20.2")
 _AT_LEAST = (r"\d+(\.\d+)*", "a version, as 580 or 580.95.05")
 _DOCKER_SIZE = (r"[1-9][0-9]*[bkmg]?", "a size for Docker such as 2g")
 
-Slug = Annotated[str, _matching(*_SLUG), _pattern(*_SLUG)]
-HubId = Annotated[str, _matching(*_HUB_ID), _pattern(*_HUB_ID)]
+Slug = Annotated[str, matching(*_SLUG), _pattern(*_SLUG)]
+HubId = Annotated[str, matching(*_HUB_ID), _pattern(*_HUB_ID)]
 Revision = Annotated[
     str, BeforeValidator(_revision), _pattern(rf"[0-9a-f]{{40}}|{UNVERIFIED}", "a commit, or `unverified`")
 ]
-EnvName = Annotated[str, _matching(*_ENV_NAME)]
+EnvName = Annotated[str, matching(*_ENV_NAME)]
 PlainText = Annotated[str, BeforeValidator(_plain_text, json_schema_input_type=str | int)]
-OptionName = Annotated[str, _matching(*_OPTION_NAME)]
+OptionName = Annotated[str, matching(*_OPTION_NAME)]
 Option = Annotated[Any, BeforeValidator(_option)]
-DockerSize = Annotated[str, _matching(*_DOCKER_SIZE), _pattern(*_DOCKER_SIZE)]
-Version = Annotated[str, _matching(*_VERSION), _pattern(*_VERSION)]
-AtLeast = Annotated[str, _matching(*_AT_LEAST), _pattern(*_AT_LEAST)]
+DockerSize = Annotated[str, matching(*_DOCKER_SIZE), _pattern(*_DOCKER_SIZE)]
+Version = Annotated[str, matching(*_VERSION), _pattern(*_VERSION)]
+AtLeast = Annotated[str, matching(*_AT_LEAST), _pattern(*_AT_LEAST)]
 ShardBytes = Annotated[int, BeforeValidator(_shard_bytes, json_schema_input_type=int | str)]

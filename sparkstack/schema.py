@@ -6,7 +6,7 @@ import re
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from sparkstack.errors import Problem
@@ -29,6 +29,17 @@ def refusal(wanted: str, remedy: str = "") -> PydanticCustomError:
     """What a validator raises to say in our words what it wants."""
     # Braces would be taken for placeholders in the template, so the words travel in the context.
     return PydanticCustomError("refusal", "{wanted}", {"wanted": wanted, "remedy": remedy})
+
+
+def matching(pattern: str, wanted: str) -> AfterValidator:
+    """A validator of texts that match a pattern as a whole."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise refusal(wanted)
+        return text
+
+    return AfterValidator(check)
 
 
 def problems(error: ValidationError, document: Document, model: type[BaseModel]) -> list[Problem]:

@@ -7,20 +7,18 @@ first, which changes nothing where everything stands.
 from __future__ import annotations
 
 import json
-import os
 import runpy
 import shlex
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.lab.conftest import BIN, ROOT, Run, Spark, pyinfra
+from tests.lab.conftest import ROOT, Run, Spark, pyinfra
 
 pytestmark = pytest.mark.lab
 
@@ -50,19 +48,7 @@ def everything(spark: Spark) -> dict[str, str]:
 def doctor(*words: str, inventory: str = "inventories/lab.py") -> tuple[Run, dict[str, Any]]:
     """A run of the doctor, and its report."""
     before = set((ROOT / "reports").glob("doctor-*.json"))
-    began = time.monotonic()
-    done = subprocess.run(
-        [str(BIN / "pyinfra"), inventory, "doctor.py", *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    run = Run(done.returncode, done.stdout, time.monotonic() - began)
+    run = pyinfra(*words, inventory=inventory, script="doctor.py")
     new = set((ROOT / "reports").glob("doctor-*.json")) - before
     assert len(new) == 1, run.output
     return run, json.loads(new.pop().read_text())

@@ -21,7 +21,11 @@ def image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     monkeypatch.syspath_prepend(PATCHES)
 
     def make(
-        vllm: str = "0.20.2", cuda: str | None = "13.0", flags: str = SPARK, libraries: str = "_C.so"
+        vllm: str = "0.20.2",
+        cuda: str | None = "13.0",
+        flags: str = SPARK,
+        libraries: str = "_C.so",
+        kernel_runs: bool = True,
     ) -> Any:
         package = tmp_path / "vllm"
         package.mkdir(exist_ok=True)
@@ -49,6 +53,9 @@ def image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
             raise OSError("no driver here")
 
         monkeypatch.setattr(device_images, "Driver", no_driver)
+        if kernel_runs:  # there is no GPU in a test; what the kernel computes has tests of its own
+            line = image_check.Line("device_code", "ok", "NVIDIA GB10, error 7e-05", "a kernel that runs")
+            monkeypatch.setattr(image_check, "device_code", lambda profile: line)
         return image_check
 
     def forget() -> None:
@@ -74,7 +81,7 @@ def test_a_good_image(image: Callable[..., Any]) -> None:
         "plugin": ("ok", "sparkstack plugin 0.1.0: vLLM 0.20.2, checked: hybrid"),
         "extensions": ("ok", "_C.so"),
         "extensions_device_code": ("not checked", "no driver here"),
-        "device_code": ("not checked", "no GPU visible"),
+        "device_code": ("ok", "NVIDIA GB10, error 7e-05"),
     }
 
 
@@ -85,14 +92,17 @@ def test_a_good_image(image: Callable[..., Any]) -> None:
         ({"cuda": None}, "torch_cuda", "torch 2.11.0+cpu, no CUDA"),
         ({"flags": "sm_80 sm_90a sm_120a"}, "architectures", "sm_80 sm_90a sm_120a"),
         ({"libraries": ""}, "extensions", "no extension in "),
+        ({"kernel_runs": False}, "device_code", "torch sees no GPU"),
     ],
-    ids=["another version", "CPU torch", "no code for a Spark", "no extensions"],
+    ids=["another version", "CPU torch", "no code for a Spark", "no extensions", "no GPU in the container"],
 )
 def test_what_fails(image: Callable[..., Any], made: dict[str, Any], check: str, found: str) -> None:
     report = image(**made).run("gpu", "0.20.2")
     assert not report["ok"]
-    status, words = said(report)[check]
-    assert status == "failed" and words.startswith(found)
+    failed = [name for name, (status, _) in said(report).items() if status == "failed"]
+    # Torch without CUDA has no code for any GPU, either.
+    assert failed == ([check, "architectures"] if check == "torch_cuda" else [check])
+    assert said(report)[check][1].startswith(found)
 
 
 def test_a_plugin_with_a_syntax_error_is_a_line(
@@ -180,12 +190,12 @@ def test_gpu_code_is_given_to_the_driver(
 
 
 def test_the_labs_image_is_judged_by_its_own_profile(image: Callable[..., Any]) -> None:
-    report = image(vllm="0.32.0+cpu", cuda=None, flags="").run("cpu", "0.32.0")
+    report = image(vllm="0.32.0+cpu", cuda=None, flags="", kernel_runs=False).run("cpu", "0.32.0")
     assert report["ok"]
     assert said(report)["torch_cuda"] == ("ok", "torch 2.11.0+cpu, no CUDA")
     for name in ("architectures", "extensions_device_code", "device_code"):
         assert said(report)[name] == ("not checked", "profile cpu")
-    assert not image(cuda="13.0").run("cpu", None)["ok"]  # not the CPU build that the profile declares
+    assert not image(cuda="13.0", kernel_runs=False).run("cpu", None)["ok"]  # not the CPU build that the profile declares
 
 
 @pytest.mark.parametrize(

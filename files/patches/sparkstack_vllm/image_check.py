@@ -159,7 +159,8 @@ def device_code(profile: str) -> Line:
     import torch
 
     if not torch.cuda.is_available():
-        return Line("device_code", "not checked", "no GPU visible", wanted)
+        # The check is run with the GPU given to the container, so this image cannot use it.
+        return Line("device_code", "failed", "torch sees no GPU", wanted)
     from sparkstack_vllm import int8_lm_head
     from sparkstack_vllm.kernels import int8_head
 

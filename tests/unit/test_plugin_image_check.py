@@ -195,7 +195,8 @@ def test_the_labs_image_is_judged_by_its_own_profile(image: Callable[..., Any]) 
     assert said(report)["torch_cuda"] == ("ok", "torch 2.11.0+cpu, no CUDA")
     for name in ("architectures", "extensions_device_code", "device_code"):
         assert said(report)[name] == ("not checked", "profile cpu")
-    assert not image(cuda="13.0", kernel_runs=False).run("cpu", None)["ok"]  # not the CPU build that the profile declares
+    # Not the CPU build that the profile declares.
+    assert not image(cuda="13.0", kernel_runs=False).run("cpu", None)["ok"]
 
 
 @pytest.mark.parametrize(

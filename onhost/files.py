@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,6 +25,17 @@ _NO_COPY_RANGE = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, err
 
 def ignore_bytes(_count: int) -> None:
     """For callers that show no progress."""
+
+
+@contextmanager
+def placed(path: Path) -> Iterator[None]:
+    """Writes below it that fail tell `path`: the kernel says no place once a file is open, and a user whose
+    disk is full wants to know which one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def fsync_path(path: Path) -> None:
@@ -52,13 +63,14 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(handle, "wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
-        fsync_path(path.parent)
+        with placed(path):
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(handle, "wb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+            temporary.replace(path)
+            fsync_path(path.parent)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

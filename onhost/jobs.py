@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from onhost.files import write_json
+from onhost.files import placed, write_json
 from onhost.locks import Held, exclusive
 from onhost.plan import JobError, Plan
 
@@ -94,8 +94,9 @@ class Progress:
 
     def _write(self) -> None:
         line = {"t": round(time.time(), 1), **self._state}
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._file.flush()
+        with placed(Path(getattr(self._file, "name", "the progress"))):
+            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._file.flush()
         self._written = tuple(self._state.values())
         self._next = self._clock() + INTERVAL
 
@@ -139,9 +140,25 @@ def _run_locked(job: Job, target: str) -> int:
     result = job.folder / "result.json"
     result.unlink(missing_ok=True)
     began = time.monotonic()
-    with (job.folder / "progress.jsonl").open("w", encoding="utf-8") as file, _signals(job.stop):
+    try:
+        end = _worked(job, target)
+    except OSError as error:  # of the progress file: the work's own are in `end`
+        end = {"ok": False, "error": one_line(explain(error))}
+    try:
+        write_json(result, {"ok": end["ok"], "seconds": round(time.monotonic() - began, 2), **end})
+    except OSError as error:  # who follows the job reads the journal's last lines then
+        end = {"ok": False, "error": end.get("error") or one_line(explain(error))}
+    if not end["ok"]:
+        print(end["error"], file=sys.stderr)
+    return 0 if end["ok"] else 1
+
+
+def _worked(job: Job, target: str) -> dict[str, Any]:
+    """How the job's function ended, as result.json has it. OSError where progress could not be written."""
+    end: dict[str, Any]
+    path = job.folder / "progress.jsonl"
+    with placed(path), path.open("w", encoding="utf-8") as file, _signals(job.stop):
         job.progress = Progress(file)
-        end: dict[str, Any]
         try:
             module, _, function = target.partition(":")
             value = getattr(importlib.import_module(module), function)(job)
@@ -160,10 +177,7 @@ def _run_locked(job: Job, target: str) -> int:
         finally:
             job.stop.set()
         job.progress.close()
-    write_json(result, {"ok": end["ok"], "seconds": round(time.monotonic() - began, 2), **end})
-    if not end["ok"]:
-        print(end["error"], file=sys.stderr)
-    return 0 if end["ok"] else 1
+    return end
 
 
 @contextmanager
@@ -216,4 +230,7 @@ def main(path: str, **more: Any) -> int:
         return run(Plan({**Plan.read(Path(path)).data, **more}))
     except JobError as error:
         print(one_line(str(error)), file=sys.stderr)
+        return 1
+    except OSError as error:  # before the job began: its folder, its lock
+        print(one_line(explain(error)), file=sys.stderr)
         return 1

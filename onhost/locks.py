@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from onhost.files import placed, write_all
+
 
 class Held(Exception):
     """Somebody else has the lock; the text names process, host and since when (UTC)."""
@@ -24,8 +26,10 @@ def exclusive(path: Path) -> Iterator[None]:
         except BlockingIOError:
             lock.seek(0)
             raise Held(lock.read(200).strip() or "a process that has not said its name") from None
-        lock.truncate(0)
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        lock.write(f"process {os.getpid()} on {socket.gethostname()} since {since}")
-        lock.flush()
+        words = f"process {os.getpid()} on {socket.gethostname()} since {since}"
+        with placed(path):
+            lock.truncate(0)
+            # Past the text layer, which would try again on closing what a full disk did not take.
+            write_all(lock.fileno(), words.encode())
         yield

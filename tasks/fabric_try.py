@@ -55,7 +55,8 @@ def begin(state: Any, host: Any, text: str, interfaces: tuple[Interface, ...]) -
     was before, or goes there by itself.
     """
     start = (
-        f"umask 077; cat > /run/{UNIT}.$$; "
+        # Two runs may ask at the same moment: one of them makes the folder and the unit, the other is told.
+        f"umask 077; cat > /run/{UNIT}.$$; exec 9> /run/{UNIT}.lock; flock 9; "
         f"if systemctl is-active --quiet {UNIT}; then rm -f /run/{UNIT}.$$; echo busy; exit 0; fi; "
         f"rm -rf {FOLDER} && mkdir {FOLDER} && mv -f /run/{UNIT}.$$ {FOLDER}/script && "
         # A stop is for the script alone, which then goes back, and takes its time for that.

@@ -118,11 +118,15 @@ def did(kind: str, name: str, before: str = "", ask: str = "") -> str:
 
 
 def sets(path: str, settings: Mapping[str, Any]) -> str:
-    """Shell words that note which settings in a shared file are ours; for `daemon_json.unmerge`."""
+    """Shell words that note which settings in a shared file are ours; for `daemon_json.unmerge`.
+
+    The file as it is now is kept before: without it, a value that others had set too would pass for ours.
+    """
     line = shlex.quote(json.dumps(settings, sort_keys=True))
     return (
-        f'( {_begin()}; f="$u"/{shlex.quote("settings" + path)}; mkdir -p "$(dirname "$f")" && '
-        f'{{ [ "$(tail -n 1 "$f" 2>/dev/null)" = {line} ] || printf "%s\\n" {line} >> "$f"; }} && sync "$f" )'
+        f'{keep(path)} && ( {_begin()}; f="$u"/{shlex.quote("settings" + path)}; '
+        f'[ "$(tail -n 1 "$f" 2>/dev/null)" != {line} ] || exit 0; mkdir -p "$(dirname "$f")" && '
+        f'{{ cat "$f" 2>/dev/null; printf "%s\\n" {line}; }} > "$n" && sync "$n" && mv -fT "$n" "$f" )'
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from onhost.files import BLOCK, copy_range, link_or_copy, write_all
+from onhost.files import BLOCK, copy_range, link_or_copy, placed, write_all
 from onhost.plan import JobError
 from onhost.staging.catalog import SOURCE, FileInfo, Need
 from onhost.staging.safetensors import DTYPE_BITS, Header, Tensor, header_bytes
@@ -112,14 +112,11 @@ class Output:
         EOFError where a source is shorter than its catalog said; the meter is told `info.size` bytes in all.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with placed(path):
             if self.link_of is not None:
                 link_or_copy(find(self.link_of), path, meter.add)
             else:
                 self._put_together(find, path, meter)
-        except OSError as error:
-            error.filename = error.filename or str(path)  # a full disk is told by its place
-            raise
 
     def _put_together(self, find: Find, path: Path, meter: Meter) -> None:
         handles: dict[Path, int] = {}

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from onhost.files import fsync_path, sha256_of, write_atomic
+from onhost.files import fsync_path, placed, sha256_of, write_atomic
 from onhost.jobs import Job
 from onhost.plan import JobError
 from onhost.staging.catalog import Need
@@ -54,7 +54,7 @@ class Journal:
     def add(self, name: str, sha256: str) -> None:
         """A file is whole and on the disk."""
         fsync_path((self._folder / name).parent)
-        with self._lock, self._path.open("a", encoding="utf-8") as file:
+        with self._lock, placed(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(self._line(name, sha256) + "\n")
             file.flush()
             os.fsync(file.fileno())

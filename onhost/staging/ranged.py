@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from onhost.files import fsync_path
+from onhost.files import fsync_path, placed
 from onhost.plan import JobError
 from onhost.staging.transfer import LONGEST_WAIT, Body, Opener, Transfer, Wanted, asked_wait
 
@@ -164,9 +164,10 @@ class Fetcher:
                 have = {int(line) for line in lines[1:] if line.isdigit() and int(line) < count}
         if not have:
             journal.unlink(missing_ok=True)
-            with part.open("wb") as out:
-                out.truncate(file.size)
-            journal.write_text(self._stamp(file) + "\n", encoding="ascii")
+            with placed(part):
+                with part.open("wb") as out:
+                    out.truncate(file.size)
+                journal.write_text(self._stamp(file) + "\n", encoding="ascii")
         for number in have:
             self._on_bytes(self._length(file, number))
         return _State(file, part, journal, set(range(count)) - have)
@@ -181,15 +182,11 @@ class Fetcher:
         """Fetches a segment; True where it was the last one missing."""
         begin = number * self._segment
         end = begin + self._length(state.wanted, number)
-        try:
-            with state.part.open("r+b", buffering=0) as out:
-                self._range(state.wanted, out.fileno(), begin, end)
-                os.fsync(out.fileno())  # the journal must not know more than the disk holds
-        except OSError as error:
-            error.filename = error.filename or str(state.part)  # a full disk is told by its place
-            raise
+        with placed(state.part), state.part.open("r+b", buffering=0) as out:
+            self._range(state.wanted, out.fileno(), begin, end)
+            os.fsync(out.fileno())  # the journal must not know more than the disk holds
         with state.lock:
-            with state.journal.open("a", encoding="ascii") as journal:
+            with placed(state.journal), state.journal.open("a", encoding="ascii") as journal:
                 journal.write(f"{number}\n")
             state.left.discard(number)
             return not state.left

@@ -365,15 +365,25 @@ def test_a_disk_too_small_is_told_before(host: Host, hub: Hub, monkeypatch: pyte
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.parametrize("left", ["400k", "12k", "8k", "4k", "0"])
 @pytest.mark.parametrize(("place", "steps"), [("downloads", ()), ("checkpoints", ()), ("checkpoints", STEPS)])
 def test_a_disk_that_fills_up(
-    host: Host, hub: Hub, place: str, steps: tuple[dict[str, Any], ...], monkeypatch: pytest.MonkeyPatch
+    host: Host,
+    hub: Hub,
+    place: str,
+    steps: tuple[dict[str, Any], ...],
+    left: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Wherever it happens: with some pages left in a weight, with none in the smallest note."""
     big = hub.store.root / REPO / "model-00003.safetensors"
     big.write_bytes(safetensors({"big": ("U8", [600_000], os.urandom(600_000))}))
     full = host.root / place
     full.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(full)], check=True)
+    options = f"size={left}" if left != "0" else "size=4k"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(full)], check=True)
+    if left == "0":
+        (full / "of somebody").write_bytes(bytes(4096))
     try:
         # As if others ate the space meanwhile.
         monkeypatch.setattr(checkpoint, "need_space", lambda *_: None)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from io import StringIO
@@ -81,6 +82,30 @@ def test_a_job_that_fails(
     said = capsys.readouterr().err
     assert result["error"] in said
     assert ("Traceback" in said) == (not isinstance(error, JobError))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_disk_that_is_full_of_others_files(
+    host: Host, kind: Any, left: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job's own notes find no room (`left` pages of 4 KiB): one line says where."""
+    kind(lambda job: [job.progress.stage(f"{number}" * 3000, 1, "steps") for number in range(9)])
+    plan = host.write_plan("probe")
+    folder = host.folder(plan)
+    folder.mkdir(parents=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={4 * max(left, 1)}k", "none", str(folder)], check=True
+    )
+    try:
+        if not left:
+            (folder / "of somebody").write_bytes(bytes(4096))
+        assert jobs.main(str(plan)) == 1
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"found no space left at {folder}/"), said
+    assert said.endswith("free some space and run again")
 
 
 def test_sigterm_is_a_result(host: Host, kind: Any) -> None:

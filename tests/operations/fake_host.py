@@ -92,7 +92,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     # fabric.py
     "keep file": (KEEP, ""),
     "remove file": (r"rm -f /etc/netplan/\S+", ""),
-    "begin try": (rf"umask 077; cat > \S+; if systemctl is-active --quiet {TRY}; .* busy; \}}", "begun"),
+    "begin try": (rf"umask 077; cat > \S+; .*; if systemctl is-active --quiet {TRY}; .* busy; \}}", "begun"),
     "state of try": (r"cat /run/sparkstack-fabric/state 2>/dev/null \|\| true", None),
     "keep network": (rf"systemctl is-active --quiet {TRY} && touch /run/sparkstack-fabric/keep", ""),
     "go back": (r"touch /run/sparkstack-fabric/back", ""),

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_host import FakeHost
 
 from sparkstack import topology
 from sparkstack.fabric_state import Link, Profile, parse
@@ -238,3 +239,36 @@ def test_the_state_of_a_host(tmp_path: Path, tools: Callable[..., str]) -> None:
     assert found.ssh_port == 2222
     assert len(found.files) == 5 and found.files[str(etc / "40-cx7.yaml")]["mode"] == "644"
     assert base64.b64encode(mixed.encode()).decode() in done.stdout
+
+
+def test_two_runs_begin_a_try_at_the_same_moment(
+    tmp_path: Path, tools: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One begins it, and the others are told that it is busy; nobody is told of folders or files."""
+    unit = tmp_path / "unit"
+    path = tools(
+        **{
+            "systemctl": f"[ -e {unit} ]",
+            "mkdir": 'sleep 0.2; exec /bin/mkdir "$@"',
+            "systemd-run": f"[ ! -e {unit} ] && touch {unit}",
+        }
+    )
+    begun: list[str] = []
+
+    def shell(host: object, command: str, stdin: str = "") -> tuple[bool, str]:
+        begun.append(command)
+        return False, ""
+
+    monkeypatch.setattr(fabric_try, "shell", shell)
+    monkeypatch.setattr(fabric_try, "report_failure", lambda *_: False)
+    fabric_try.begin(None, FakeHost("spark-1"), "true", ())
+    command = begun[0].replace("/run/", f"{tmp_path}/")
+    runs = [
+        subprocess.Popen(
+            ["sh", "-c", command], env={**os.environ, "PATH": path}, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for _ in range(5)
+    ]  # fmt: skip
+    said = sorted(run.communicate(timeout=30)[0].strip() for run in runs)
+    assert said == ["begun", "busy", "busy", "busy", "busy"]

@@ -137,6 +137,26 @@ def test_settings_are_noted_in_order_and_not_twice_in_a_row() -> None:
     assert [json.loads(line) for line in lines] == [{"mtu": 1}, {"a": "it's", "mtu": 2}, {"mtu": 1}]
 
 
+@pytest.mark.parametrize("killed_at", [1, 2, 3])
+def test_settings_are_noted_with_what_was_there_or_not_at_all(tmp_path: Path, killed_at: int) -> None:
+    """Wherever a run is killed: ours must not pass for theirs, nor theirs for ours."""
+    shared = tmp_path / "daemon.json"
+    shared.write_text('{"mtu": 1}')
+    tool = tmp_path / "mv"
+    count = f"echo >> {tmp_path}/count; [ $(wc -l < {tmp_path}/count) != {killed_at} ] || kill -9 $PPID"
+    tool.write_text(f'#!/bin/sh\n{count}\nexec /bin/mv "$@"\n')
+    tool.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-c", undo.sets(str(shared), {"mtu": 1, "b": 2})], env=env, check=False)
+    noted = Path(undo.ROOT + "/settings" + str(shared))
+    assert not noted.exists() or notes()["files"] == {str(shared): True}
+    if killed_at > 1 and noted.exists():
+        assert json.loads(noted.read_text()) == {"mtu": 1, "b": 2}
+    sh(undo.sets(str(shared), {"mtu": 1, "b": 2}))
+    assert notes()["files"] == {str(shared): True}
+    assert json.loads(noted.read_text()) == {"mtu": 1, "b": 2}
+
+
 def test_folders_that_a_site_named_are_noted_at_the_first_write(tmp_path: Path) -> None:
     named = {"state_dir": f"{tmp_path}/data/state", "install_dir": f"{tmp_path}"}
     file = ManagedFile(f"{named['state_dir']}/plans/a.json", b"{}", owner=f"{os.getuid()}:{os.getgid()}")

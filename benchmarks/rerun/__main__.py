@@ -179,7 +179,7 @@ def measure(inventory: Path, count: int | None, runs: int, peer: bool, say: Call
 def growth(inventory: Path, few: int, many: int, runs: int, say: Callable[[str], None]) -> list[Series]:
     """Ours alone on the first `few` and on the first `many` hosts, in turn.
 
-    Hosts know by name and key those that they serve with, so each turn begins with a run that is not measured.
+    Hosts know those that they serve with by name and key, so each turn begins with a run that is not counted.
     """
     made = [first_hosts(inventory, count) for count in (few, many)]
     series = [Series(hosts, {"ours": []}) for _, hosts in made]

@@ -1,0 +1,182 @@
+"""Closed loop: so many requests at once, each stream starting its next one as its last one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpx
+
+from onhost.bench.client import Failed, Sample, Target, ask
+from onhost.bench.figures import distribution, rate, spread
+from onhost.bench.prompts import prompt
+from onhost.bench.server import Counters, counters, speculation
+from onhost.plan import JobError
+
+T = TypeVar("T")
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order; the first error ends the others and is raised."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+@dataclass
+class Round:
+    """What some requests came to, and the s from the first one's start to the last one's end."""
+
+    samples: list[Sample] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def requests(self) -> int:
+        """Answers whose ids and usage differ are measured and failed, and are one request each."""
+        return len(self.samples) + len(self.failures) - sum(s.odd is not None for s in self.samples)
+
+    @property
+    def output_tok_s(self) -> float | None:
+        return rate(sum(s.tokens for s in self.samples), self.seconds)
+
+    def __add__(self, other: Round) -> Round:
+        return Round(
+            self.samples + other.samples, self.failures + other.failures, self.seconds + other.seconds
+        )
+
+    def failed(self) -> dict[str, Any]:
+        return {
+            "requests": self.requests,
+            "failed": len(self.failures),
+            "failures": sorted(set(self.failures))[:5],
+        }
+
+
+@dataclass
+class Load:
+    """Sends requests, each with a prompt of its own number; `tick` is called as each ends."""
+
+    client: httpx.AsyncClient
+    target: Target
+    max_tokens: int
+    tick: Callable[[], None]
+    number: int = 0
+    repeated: int = 0
+
+    async def one(self, text: str, thinking: bool | None, until: float, into: Round) -> None:
+        try:
+            sample = await ask(self.client, self.target, text, self.max_tokens, thinking, until)
+        except Failed as failed:
+            into.failures.append(str(failed))
+        else:
+            into.samples.append(sample)
+            if sample.odd:
+                into.failures.append(sample.odd)
+        finally:
+            self.tick()
+
+    def texts(self, count: int, category: str) -> list[str]:
+        first, self.number = self.number, self.number + count
+        return [prompt(number, category) for number in range(first, first + count)]
+
+    async def closed(
+        self,
+        streams: int,
+        requests: int,
+        category: str = "all",
+        thinking: bool | None = None,
+        until: float = math.inf,
+    ) -> Round:
+        """`streams` at once, each starting its next request as its last one ends, until `requests` were
+        sent or the time is over; at least one each is sent."""
+        loop = asyncio.get_running_loop()
+        result = Round()
+        waiting = iter(self.texts(requests, category))
+
+        async def stream() -> None:
+            for text in waiting:
+                await self.one(text, thinking, until, result)
+                if loop.time() >= until:
+                    return
+
+        began = loop.time()
+        await together(stream() for _ in range(min(streams, requests)))
+        result.seconds = loop.time() - began
+        return result
+
+    async def point(
+        self,
+        streams: int,
+        category: str = "all",
+        thinking: bool | None = None,
+        *,
+        requests: int,
+        repeats: int,
+        until: float = math.inf,
+        limit: float = math.inf,
+        again: int = 0,
+    ) -> tuple[dict[str, Any], list[Sample]]:
+        """One point of the measurement. Where the repeats differ by more than `limit` they are measured
+        anew, at most `again` times, and the quietest set counts."""
+        loop = asyncio.get_running_loop()
+        tries: list[tuple[float, dict[str, Any], list[Sample]]] = []
+        for attempt in range(again + 1):
+            if attempt:
+                self.repeated += 1
+            before = await counters(self.client, self.target.url)
+            rounds: list[Round] = []
+            for _ in range(repeats):
+                if rounds and loop.time() >= until:
+                    break
+                rounds.append(await self.closed(streams, streams * requests, category, thinking, until))
+            after = await counters(self.client, self.target.url)
+            figures, samples = _point(rounds, before, after)
+            about = {"streams": streams, "category": category, "thinking": thinking}
+            unlike = math.inf if figures["spread"] is None else float(figures["spread"])
+            tries.append((unlike, {**about, **figures}, samples))
+            if unlike <= limit or figures["spread"] is None or loop.time() >= until:
+                break
+        # A set that the time cut short is taken only where no other is there.
+        best = min(tries, key=lambda one: (one[1]["cut"] > 0, one[0]))
+        return best[1], best[2]
+
+
+def _point(rounds: list[Round], before: Counters, after: Counters) -> tuple[dict[str, Any], list[Sample]]:
+    whole = sum(rounds, Round())
+    samples = whole.samples
+    done = [s for s in samples if not s.cut]
+    drafts = speculation(before, after) or {}
+    rates = [r.output_tok_s for r in rounds if r.output_tok_s is not None]
+    return {
+        **whole.failed(),
+        "cut": len(samples) - len(done),
+        "repeats": len(rounds),
+        "ttft_s": distribution([s.ttft for s in samples]),
+        "inter_token_s": distribution([wait for s in samples for wait in s.inter_token()]),
+        "decode_tok_s": distribution([s.decode_tok_s for s in samples if s.decode_tok_s is not None]),
+        "end_to_end_s": distribution([s.ended - s.began for s in done]),
+        "input_tok_s": rate(sum(s.prompt_tokens for s in samples), whole.seconds),
+        "output_tok_s": distribution(rates)["median"],
+        "total_tok_s": whole.output_tok_s,
+        "spread": None if len(done) < len(samples) else spread(rates),
+        "acceptance": drafts.get("acceptance"),
+        "accepted_length": drafts.get("accepted_length"),
+    }, samples
+
+
+def none_answered(round_: dict[str, Any], target: Target) -> JobError:
+    """Every request of a point failed: the job ends, for every other figure would be of the same kind."""
+    return JobError(
+        f"found all {round_['failed']} requests with {round_['streams']} streams failing: "
+        f"{round_['failures'][0]}; wanted completions of {target.model} at {target.url}; see the serving "
+        "unit's journal"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import ssl
 from collections.abc import Mapping
 
@@ -60,6 +61,6 @@ def words_of(error: httpx.HTTPError) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno:
-            return str(cause)
+            return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
         cause = cause.__cause__ or cause.__context__
     return str(error) or type(error).__name__

@@ -26,6 +26,10 @@ class Failed(Exception):
     """A request without a usable measurement; the text says why in a few words."""
 
 
+class OutOfTime(Failed):
+    """The profile's time ended the request before it showed anything: no fault of the server's."""
+
+
 class Refused(JobError):
     """The server does not take the request as it is: asking again cannot help."""
 
@@ -103,8 +107,10 @@ async def ask(
     max_tokens: int,
     thinking: bool | None = None,
     until: float = math.inf,
+    enough: float = math.inf,
 ) -> Sample:
-    """Sends one request and reads its stream, at most until the loop's time `until`.
+    """Sends one request and reads its stream, at most until the loop's time `until`, and only until `enough`
+    where it has two chunks by then: a rate can be told from those.
 
     Failed for what may pass; JobError for what will not.
     """
@@ -115,7 +121,8 @@ async def ask(
         "stream_options": {"include_usage": True},
     }
     loop = asyncio.get_running_loop()
-    reader = _Reader(Sample(loop.time()))
+    reader = _Reader(sample := Sample(loop.time()))
+    last = until
     try:
         async with asyncio.timeout_at(min(loop.time() + target.timeout, until)) as guard:
             async with client.stream("POST", target.path, json=body) as answer:
@@ -126,11 +133,14 @@ async def ask(
                     await answer.aread()
                     raise Failed(f"HTTP 200 without a stream ({message_of(as_json(answer.text))})")
                 async for event in _events(answer):
-                    guard.reschedule(min(loop.time() + target.timeout, until))
-                    reader.take(event, loop.time())
+                    now = loop.time()
+                    reader.take(event, now)
+                    if sample.chunks > 1:
+                        last = min(until, max(now, enough))
+                    guard.reschedule(min(now + target.timeout, last))
             return reader.end(loop.time())
     except TimeoutError:
-        if loop.time() < until:
+        if guard.when() != last:
             raise Failed(f"no byte for {target.timeout:g} s") from None
         return reader.cut(loop.time())
     except httpx.HTTPError as error:
@@ -234,9 +244,9 @@ class _Reader:
         """What is known of a request that the profile's time has ended; ids alone say how far it went."""
         waited = tidy(now - self._sample.began)
         if not self._sample.chunks:
-            raise Failed(f"no token in the {waited:g} s that the profile's time left")
+            raise OutOfTime(f"no token in the {waited:g} s that the profile's time left")
         if self._ids is None:
-            raise Failed(f"no end in the {waited:g} s that the profile's time left, and no token ids")
+            raise OutOfTime(f"no end in the {waited:g} s that the profile's time left, and no token ids")
         self._sample.cut = True
         return self._close(len(self._ids), now)
 

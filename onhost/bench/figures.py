@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 RESAMPLES = 1000
-MANY = 400  # values; from here on the bootstrap's limit is taken, which costs nothing and is as good
+MANY = 200  # values; from here on the bootstrap's limit is taken, which costs nothing and is as good
 SEED = 20261129
 
 
@@ -67,6 +67,17 @@ def spread(values: Sequence[float]) -> float | None:
 def tidy(value: float) -> float:
     """Five digits that count: more is noise, and a fixed number of decimals would lose short times."""
     return float(f"{value:.5g}")
+
+
+def slope(times: Sequence[float]) -> float | None:
+    """How many a second, of ascending times: the line through them, which a bunch at an end does not bend."""
+    if len(times) < 3:
+        return None
+    middle, half = statistics.fmean(times), (len(times) - 1) / 2
+    spread_of_times = sum((at - middle) ** 2 for at in times)
+    if not spread_of_times:
+        return None
+    return sum((at - middle) * (number - half) for number, at in enumerate(times)) / spread_of_times
 
 
 def rate(amount: float, seconds: float) -> float | None:

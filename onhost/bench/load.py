@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from onhost.bench.client import Failed, Sample, Target, ask
+from onhost.bench.client import Failed, OutOfTime, Sample, Target, ask
 from onhost.bench.figures import distribution, rate, spread
 from onhost.bench.prompts import prompt
 from onhost.bench.server import Counters, counters, speculation
@@ -33,10 +33,14 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 @dataclass
 class Round:
-    """What some requests came to, and the s from the first one's start to the last one's end."""
+    """What some requests came to, and the s from the first one's start to the last one's end.
+
+    `late` are those that the profile's time ended before they showed anything: they are left out.
+    """
 
     samples: list[Sample] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -50,7 +54,10 @@ class Round:
 
     def __add__(self, other: Round) -> Round:
         return Round(
-            self.samples + other.samples, self.failures + other.failures, self.seconds + other.seconds
+            self.samples + other.samples,
+            self.failures + other.failures,
+            self.late + other.late,
+            self.seconds + other.seconds,
         )
 
     def failed(self) -> dict[str, Any]:
@@ -63,18 +70,23 @@ class Round:
 
 @dataclass
 class Load:
-    """Sends requests, each with a prompt of its own number; `tick` is called as each ends."""
+    """Sends requests, each with a mark of its own; `tick` is called as each ends."""
 
     client: httpx.AsyncClient
     target: Target
     max_tokens: int
     tick: Callable[[], None]
-    number: int = 0
+    mark: int = 0
     repeated: int = 0
 
-    async def one(self, text: str, thinking: bool | None, until: float, into: Round) -> None:
+    async def one(
+        self, text: str, thinking: bool | None, until: float, into: Round, enough: float = math.inf
+    ) -> None:
+        """One request; its answer, or why there is none, goes into the round."""
         try:
-            sample = await ask(self.client, self.target, text, self.max_tokens, thinking, until)
+            sample = await ask(self.client, self.target, text, self.max_tokens, thinking, until, enough)
+        except OutOfTime as late:
+            into.late.append(str(late))
         except Failed as failed:
             into.failures.append(str(failed))
         else:
@@ -85,8 +97,9 @@ class Load:
             self.tick()
 
     def texts(self, count: int, category: str) -> list[str]:
-        first, self.number = self.number, self.number + count
-        return [prompt(number, category) for number in range(first, first + count)]
+        """The first `count` prompts of a kind, the same ones each time but for their marks."""
+        first, self.mark = self.mark + 1, self.mark + count
+        return [prompt(number, category, first + number) for number in range(count)]
 
     async def closed(
         self,
@@ -95,17 +108,19 @@ class Load:
         category: str = "all",
         thinking: bool | None = None,
         until: float = math.inf,
+        enough: float = math.inf,
     ) -> Round:
-        """`streams` at once, each starting its next request as its last one ends, until `requests` were
-        sent or the time is over; at least one each is sent."""
+        """`streams` at once, each starting its next request as its last one ends, until `requests` were sent
+        or it is `enough` (what is under way then ends as soon as it has shown anything, at the latest
+        `until`); at least one each is sent."""
         loop = asyncio.get_running_loop()
         result = Round()
         waiting = iter(self.texts(requests, category))
 
         async def stream() -> None:
             for text in waiting:
-                await self.one(text, thinking, until, result)
-                if loop.time() >= until:
+                await self.one(text, thinking, until, result, enough)
+                if loop.time() >= min(until, enough):
                     return
 
         began = loop.time()
@@ -124,25 +139,32 @@ class Load:
         until: float = math.inf,
         limit: float = math.inf,
         again: int = 0,
-    ) -> tuple[dict[str, Any], list[Sample]]:
-        """One point of the measurement. Where the repeats differ by more than `limit` they are measured
-        anew, at most `again` times, and the quietest set counts."""
+    ) -> tuple[dict[str, Any], Round]:
+        """One point of the measurement, and all that was seen for it. A repeat has the same prompts as the
+        others, and an equal part of the time. Where they differ by more than `limit` they are measured anew,
+        at most `again` times, and the quietest set counts; a set with a failure always does."""
         loop = asyncio.get_running_loop()
-        tries: list[tuple[float, dict[str, Any], list[Sample]]] = []
+        tries: list[tuple[float, dict[str, Any], Round]] = []
         for attempt in range(again + 1):
             if attempt:
                 self.repeated += 1
             before = await counters(self.client, self.target.url)
             rounds: list[Round] = []
-            for _ in range(repeats):
-                if rounds and loop.time() >= until:
+            for left in range(repeats, 0, -1):
+                now = loop.time()
+                if rounds and now >= until:
                     break
-                rounds.append(await self.closed(streams, streams * requests, category, thinking, until))
+                part = now + (until - now) / left
+                rounds.append(await self.closed(streams, streams * requests, category, thinking, until, part))
             after = await counters(self.client, self.target.url)
-            figures, samples = _point(rounds, before, after)
+            whole = sum(rounds, Round())
+            figures = _point(whole, rounds, before, after)
             about = {"streams": streams, "category": category, "thinking": thinking}
             unlike = math.inf if figures["spread"] is None else float(figures["spread"])
-            tries.append((unlike, {**about, **figures}, samples))
+            tries.append((unlike, {**about, **figures}, whole))
+            if whole.failures:
+                del tries[:-1]
+                break
             if unlike <= limit or figures["spread"] is None or loop.time() >= until:
                 break
         # A set that the time cut short is taken only where no other is there.
@@ -150,12 +172,12 @@ class Load:
         return best[1], best[2]
 
 
-def _point(rounds: list[Round], before: Counters, after: Counters) -> tuple[dict[str, Any], list[Sample]]:
-    whole = sum(rounds, Round())
+def _point(whole: Round, rounds: list[Round], before: Counters, after: Counters) -> dict[str, Any]:
     samples = whole.samples
     done = [s for s in samples if not s.cut]
     drafts = speculation(before, after) or {}
-    rates = [r.output_tok_s for r in rounds if r.output_tok_s is not None]
+    rates = [r.output_tok_s for r in rounds if r.samples and r.output_tok_s is not None]
+    asked = None if len(done) < len(samples) else rate(sum(s.prompt_tokens for s in samples), whole.seconds)
     return {
         **whole.failed(),
         "cut": len(samples) - len(done),
@@ -164,19 +186,19 @@ def _point(rounds: list[Round], before: Counters, after: Counters) -> tuple[dict
         "inter_token_s": distribution([wait for s in samples for wait in s.inter_token()]),
         "decode_tok_s": distribution([s.decode_tok_s for s in samples if s.decode_tok_s is not None]),
         "end_to_end_s": distribution([s.ended - s.began for s in done]),
-        "input_tok_s": rate(sum(s.prompt_tokens for s in samples), whole.seconds),
+        "input_tok_s": asked,
         "output_tok_s": distribution(rates)["median"],
         "total_tok_s": whole.output_tok_s,
-        "spread": None if len(done) < len(samples) else spread(rates),
+        "spread": spread(rates),
         "acceptance": drafts.get("acceptance"),
         "accepted_length": drafts.get("accepted_length"),
-    }, samples
+    }
 
 
-def none_answered(round_: dict[str, Any], target: Target) -> JobError:
+def none_answered(seen: Round, streams: int, target: Target) -> JobError:
     """Every request of a point failed: the job ends, for every other figure would be of the same kind."""
+    reasons = seen.failures + seen.late
     return JobError(
-        f"found all {round_['failed']} requests with {round_['streams']} streams failing: "
-        f"{round_['failures'][0]}; wanted completions of {target.model} at {target.url}; see the serving "
-        "unit's journal"
+        f"found all {len(reasons)} requests with {streams} streams failing: {reasons[0]}; wanted completions "
+        f"of {target.model} at {target.url}; see the serving unit's journal"
     )

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from onhost.bench.figures import distribution, rate, tidy
+from onhost.bench.figures import distribution, slope, tidy
 from onhost.bench.load import Load, Round, together
 
 KEEPS_UP = 0.95  # of the asked rate: below it the server falls behind
@@ -18,13 +18,16 @@ MOST_STEPS = 14
 
 
 def arrivals(rps: float, requests: int) -> list[float]:
-    """Random arrivals (a Poisson process, the same at each run), stretched to `rps` exactly; s from 0."""
+    """Random arrivals (a Poisson process, the same at each run), stretched to `rps` exactly; s from 0.
+
+    "Exactly" is by the same line through them that tells the rate at which they end.
+    """
     chance = random.Random(1)
     times = [0.0]
     for _ in range(requests - 1):
         times.append(times[-1] + chance.expovariate(1.0))
-    scale = (requests - 1) / rps / times[-1] if times[-1] else 0.0
-    return [at * scale for at in times]
+    drawn = slope(times)
+    return [at * (drawn or rps) / rps for at in times]
 
 
 async def at_rate(load: Load, rps: float, requests: int, until: float = math.inf) -> dict[str, Any]:
@@ -42,11 +45,11 @@ async def at_rate(load: Load, rps: float, requests: int, until: float = math.inf
     await together(arrive(at, text) for at, text in zip(arrivals(rps, requests), texts, strict=True))
     result.seconds = loop.time() - began
     ends = sorted(sample.ended for sample in result.samples if not sample.cut)
-    # From the first end to the last: the time in which the pipeline fills is not the server's fault.
-    achieved = rate(len(ends) - 1, ends[-1] - ends[0]) if len(ends) > 2 else None
+    # By the ends alone: the time in which the first ones are under way is not the server's fault.
+    achieved = slope(ends)
     return {
         "rate_rps": rps,
-        "achieved_rps": achieved,
+        "achieved_rps": None if achieved is None else tidy(achieved),
         **result.failed(),
         "ttft_s": distribution([s.ttft for s in result.samples]),
         "end_to_end_s": distribution([s.ended - s.began for s in result.samples if not s.cut]),

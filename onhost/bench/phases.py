@@ -111,17 +111,20 @@ class Phases:
         until = self._until("speed")
         for left, streams in zip(range(len(profile.streams), 0, -1), profile.streams, strict=True):
             now = loop.time()
-            point, samples = await self._load.point(
+            point, seen = await self._load.point(
                 streams,
                 requests=profile.requests,
                 repeats=profile.repeats,
-                until=math.inf if until == math.inf else now + max(1.0, (until - now) / left),
+                until=math.inf if until == math.inf else now + max(1.0, (until - now) / min(left, 2)),
                 limit=profile.spread_limit,
                 again=profile.max_repeated,
             )
-            if not samples:
-                raise none_answered(point, self._target)
-            self._samples += samples
+            if not seen.samples:
+                if self._samples and not seen.failures:
+                    self._note(f"speed: with {streams} streams {seen.late[0]}")
+                    continue
+                raise none_answered(seen, streams, self._target)
+            self._samples += seen.samples
             self._out["points"].append(point)
             self._out["noise"] = self._noise()
             self._out["sane"] = sanity(self._samples, profile.max_tokens, judge=profile.judge_text)
@@ -150,7 +153,6 @@ class Phases:
                 self._note(f"categories: the time was over after {number} of {len(points)} points")
                 return
             try:
-                self._load.number += -self._load.number % 5  # each point has the same five prompts
                 point, _ = await self._load.point(
                     streams,
                     kind,

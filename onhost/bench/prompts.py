@@ -77,14 +77,18 @@ _WORDS = _TEXT.split()
 WORDS = len(_WORDS)
 
 
-def prompt(number: int, category: str = "all") -> str:
-    """The prompt for a request; the number at its head keeps a prefix cache from answering for the engine.
+# The order of "all": kinds that are unlike first, for those who ask three things only.
+MIXED = ("coding", "prose", "json", "reasoning", "narrative", "html", "summary", "format")
 
-    "all" goes through the kinds in turn, so that any eight requests that follow one another have each once.
+
+def prompt(number: int, category: str = "all", mark: int = 0) -> str:
+    """Prompt `number` of a kind; the mark at its head keeps a prefix cache from answering for the engine.
+
+    "all" goes through the kinds in turn, so that any eight that follow one another have each once.
     """
-    kinds = CATEGORIES if category == "all" else (category,)
+    kinds = MIXED if category == "all" else (category,)
     texts = PROMPTS[kinds[number % len(kinds)]]
-    return f"({number + 1}) {texts[number // len(kinds) % len(texts)]}"
+    return f"({mark}) {texts[number // len(kinds) % len(texts)]}"
 
 
 def filler(words: int, seed: int) -> list[str]:

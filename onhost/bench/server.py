@@ -6,6 +6,7 @@ import asyncio
 import re
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -37,12 +38,19 @@ class About:
 
 
 def base_of(url: str) -> str:
-    """The URL without the /v1 that people copy along."""
+    """The URL without the /v1 that people copy along; JobError where it is no URL of a server."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise JobError(f"found the URL {url!r}; wanted one of the form http://HOST:PORT; correct it")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 async def get(client: httpx.AsyncClient, address: str, seconds: float) -> httpx.Response:
-    """One GET; JobError-free: httpx.HTTPError or TimeoutError are the caller's."""
+    """One GET; httpx.HTTPError and TimeoutError are the caller's."""
     async with asyncio.timeout(seconds):
         return await client.get(address)
 
@@ -57,8 +65,6 @@ async def look(client: httpx.AsyncClient, url: str, model: str | None, seconds: 
             f"found no answer within {seconds:g} s at {where}; wanted the serving endpoint; is the "
             "release up?"
         ) from None
-    except httpx.InvalidURL as error:
-        raise JobError(f"found {url!r} ({error}); wanted a URL as http://HOST:PORT; correct it") from None
     except httpx.HTTPError as error:
         raise JobError(
             f"found '{words_of(error)}' at {url}; wanted the serving endpoint; is the release up?"

@@ -95,7 +95,7 @@ def _pages(n: _Numbers) -> Problem:
 
 def _twice(n: _Numbers) -> Problem:
     small, times, more = n.between(5, 40), n.between(2, 6), n.between(1, 30)
-    text = f"A tank holds {small} litres. A second holds {times} times as much, a third {more} more than that."
+    text = f"A tank holds {small} litres. A second holds {times} times as much, a third {more} more still."
     return Problem(f"{text} How many litres do all three hold together?", small + 2 * small * times + more)
 
 

@@ -95,8 +95,8 @@ async def determinism(asked: Asked) -> Result:
     """Two greedy runs, one request at a time: other requests in the batch may change sums, and so words."""
     wanted = "the same greedy answers twice"
     prompts = list(fixed_prompts(3).values())
-    first = await asked.all(prompts, 48, at_once=1)
-    second = await asked.all(prompts, 48, at_once=1)
+    first = await asked.all(prompts, 32, at_once=1)
+    second = await asked.all(prompts, 32, at_once=1)
     right = [isinstance(a, Reply) and a == b for a, b in zip(first, second, strict=True)]
     differ = next((i for i, same in enumerate(right) if not same), None)
     wrong = "" if differ is None else _apart(_text(first[differ]), _text(second[differ]))

@@ -225,13 +225,15 @@ class Phases:
         profile, loop = self._profile, asyncio.get_running_loop()
         if not profile.quality:
             return
-        asker = Asker(self._client, self._target, self._until("quality"))
+        ends = self._until("quality")
+        asker = Asker(self._client, self._target)
         asked = quality.Asked(asker, min(8, max(profile.streams)), profile.arithmetic)
         asked.answers = self.answers
         self._job.progress.stage("quality", len(profile.quality), "steps")
-        for name in profile.quality:
+        for left, name in zip(range(len(profile.quality), 0, -1), profile.quality, strict=True):
             self._job.progress.add(0, name)
-            if loop.time() >= asker.until:
+            asker.until = loop.time() + (ends - loop.time()) / left
+            if loop.time() >= ends:
                 line = quality.Result(name, "not checked", "the profile's time was over", "an answer")
             else:
                 line = await quality.checked(name, self._test(name, asked, previous))

@@ -117,7 +117,7 @@ def _example(prompts: Sequence[str], replies: Sequence[Reply | str], right: Sequ
 
 async def sane(asked: Asked) -> Result:
     prompts = [prompt for prompt, _ in OPEN]
-    replies = await asked.all(prompts, 400)
+    replies = await asked.all(prompts, 200)
     faults = [
         None if isinstance(reply, str) else fault_of(reply, script)
         for reply, (_, script) in zip(replies, OPEN, strict=True)
@@ -156,7 +156,7 @@ def repeats(text: str) -> bool:
 
 async def exact(asked: Asked) -> Result:
     prompts = [prompt for prompt, _ in EXACT]
-    replies = await asked.all(prompts, 48)
+    replies = await asked.all(prompts, 24)
     right = [
         isinstance(reply, Reply) and bare(reply.text) == wanted
         for reply, (_, wanted) in zip(replies, EXACT, strict=True)

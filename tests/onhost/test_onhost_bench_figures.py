@@ -211,7 +211,6 @@ def test_smoke_ends_within_a_minute_on_any_server(tmp_path: Path, gap: float, st
         late = [s for s in streams if f"speed: with {s} streams no token" in " ".join(found["notes"])]
         assert measured_streams + late == streams and (gap > 0.1) >= bool(late)
         assert point["decode_tok_s"]["median"] in (None, near(1 / gap))
-        assert {line["status"] for line in found["quality"]} <= {"pass", "fail", "not checked"}
     assert loops[0].now - 1000 <= 57
 
 

@@ -13,7 +13,7 @@ import httpx
 from onhost.bench.client import Failed, OutOfTime, Sample, Target, ask
 from onhost.bench.figures import distribution, rate, spread
 from onhost.bench.prompts import prompt
-from onhost.bench.server import Counters, counters, speculation
+from onhost.bench.server import Counters, Metrics, speculation
 from onhost.plan import JobError
 
 T = TypeVar("T")
@@ -74,6 +74,7 @@ class Load:
 
     client: httpx.AsyncClient
     target: Target
+    metrics: Metrics
     max_tokens: int
     tick: Callable[[], None]
     mark: int = 0
@@ -148,7 +149,7 @@ class Load:
         for attempt in range(again + 1):
             if attempt:
                 self.repeated += 1
-            before = await counters(self.client, self.target.url)
+            before = await self.metrics.now()
             rounds: list[Round] = []
             for left in range(repeats, 0, -1):
                 now = loop.time()
@@ -156,7 +157,7 @@ class Load:
                     break
                 part = now + (until - now) / left
                 rounds.append(await self.closed(streams, streams * requests, category, thinking, until, part))
-            after = await counters(self.client, self.target.url)
+            after = await self.metrics.now()
             whole = sum(rounds, Round())
             figures = _point(whole, rounds, before, after)
             about = {"streams": streams, "category": category, "thinking": thinking}

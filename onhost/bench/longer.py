@@ -14,7 +14,6 @@ from onhost.bench.contexts import words_for
 from onhost.bench.plain import Reply
 from onhost.bench.prompts import CATEGORIES, PROMPTS, filler
 from onhost.bench.quality import PASSES, Asked, Result, scored
-from onhost.bench.server import counters
 from onhost.bench.wordproblems import INSTRUCTION, answer_in
 
 GSM8K = "https://datasets-server.huggingface.co/rows?dataset=openai/gsm8k&config=main&split=test"
@@ -69,9 +68,9 @@ async def prefix_cache(asked: Asked, longest: int | None) -> Result:
     replies: list[Reply] = []
     hits: list[float | None] = []
     for _ in range(2):
-        before = await counters(asked.asker.client, asked.asker.target.url)
+        before = await asked.metrics.now()
         replies.append(await asked.asker.ask(prompt, 32))
-        after = await counters(asked.asker.client, asked.asker.target.url)
+        after = await asked.metrics.now()
         hits.append(after.since(before, "vllm:prefix_cache_hits"))
     asked.tick()
     cold, warm = replies

@@ -18,7 +18,8 @@ from onhost.bench.load import Load, none_answered
 from onhost.bench.open_loop import at_rate, saturate
 from onhost.bench.plain import Asker
 from onhost.bench.profile import Profile, lengths
-from onhost.bench.server import About, counters, speculation
+from onhost.bench.sanity import said, sanity
+from onhost.bench.server import About, Metrics, speculation
 from onhost.files import write_json
 from onhost.jobs import Job
 
@@ -61,7 +62,8 @@ class Phases:
         self._out = measurement
         self._began = asyncio.get_running_loop().time()
         tick = partial(job.progress.add, 1)
-        self._load = Load(client, target, profile.max_tokens, tick)
+        self._metrics = Metrics(client, target.url)
+        self._load = Load(client, target, self._metrics, profile.max_tokens, tick)
         self._samples: list[Sample] = []
         self._alone: float | None = None  # s that a request takes with one stream
         self.answers: dict[str, str] = {}
@@ -84,10 +86,10 @@ class Phases:
     async def all(self, previous: str | None) -> None:
         """Everything that the profile asks for."""
         await self._warm()
-        before = await counters(self._client, self._target.url)
+        before = await self._metrics.now()
         await self._speed()
         await self._categories()
-        self._out["speculation"] = speculation(before, await counters(self._client, self._target.url))
+        self._out["speculation"] = speculation(before, await self._metrics.now())
         await self._contexts()
         await self._open()
         await self._quality(None if previous is None else Path(previous))
@@ -227,7 +229,7 @@ class Phases:
             return
         ends = self._until("quality")
         asker = Asker(self._client, self._target)
-        asked = quality.Asked(asker, min(8, max(profile.streams)), profile.arithmetic)
+        asked = quality.Asked(asker, self._metrics, min(8, max(profile.streams)), profile.arithmetic)
         asked.answers = self.answers
         self._job.progress.stage("quality", len(profile.quality), "steps")
         for left, name in zip(range(len(profile.quality), 0, -1), profile.quality, strict=True):
@@ -267,35 +269,3 @@ class Phases:
             "repeated": self._load.repeated,
             "verdict": "noisy" if noisy else "quiet",
         }
-
-
-def said(point: dict[str, Any]) -> str:
-    """A point in a few words, for who watches."""
-    streams, kind = point["streams"], point["category"]
-    name = f"{streams} stream{'s' if streams > 1 else ''}" + ("" if kind == "all" else f", {kind}")
-    first = point["ttft_s"]["median"]
-    figures = f"{point['total_tok_s'] or 0:g} tok/s"
-    return f"{name}: {figures}" + ("" if first is None else f", first token {first:g} s")
-
-
-def sanity(samples: list[Sample], max_tokens: int, *, judge: bool) -> dict[str, Any]:
-    """Whether the answers are what an engine in order writes, and in words what was checked.
-
-    Always: text in every answer, as many tokens as were asked for, token ids that agree with usage. Only
-    where the profile says `judge_text` (a model with random weights writes nonsense): no answer that is one
-    token over and over, which is what broken scales of a quantised layer look like.
-    """
-    empty = sum(not s.text for s in samples)
-    short = sum(s.tokens != max_tokens and not s.cut for s in samples)
-    differ = sum(s.odd is not None for s in samples)
-    stuck = sum(s.longest_run > max(8, s.tokens // 2) for s in samples)
-    broken = sum("\N{REPLACEMENT CHARACTER}" * 4 in s.text for s in samples)
-    found = [f"{len(samples)} answers: {empty} empty, {short} not of {max_tokens} tokens"]
-    if cut := sum(s.cut for s in samples):
-        found.append(f"{cut} cut by the profile's time")
-    with_ids = sum(s.ids is not None for s in samples)
-    found.append(f"{differ} of {with_ids} with ids unlike usage" if with_ids else "no token ids given")
-    found.append(f"{stuck} repeating one token, {broken} with undecodable text")
-    found.append("repetition judged" if judge else "language not judged")
-    ok = bool(samples) and not (empty or short or differ) and not (judge and (stuck or broken))
-    return {"ok": ok, "found": "; ".join(found)}

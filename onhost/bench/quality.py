@@ -12,6 +12,7 @@ from onhost.bench.client import Failed, Refused
 from onhost.bench.figures import tidy
 from onhost.bench.load import together
 from onhost.bench.plain import Asker, Reply
+from onhost.bench.server import Metrics
 from onhost.bench.wordproblems import INSTRUCTION, answer_in, problems
 
 PASSES = 0.8  # share of right answers from which a test passes by itself; recipes may ask for more
@@ -35,6 +36,7 @@ class Asked:
     """What a test gets: how to ask, how many at once, how many problems, and what `tick` is told."""
 
     asker: Asker
+    metrics: Metrics
     at_once: int
     arithmetic: int = 100
     tick: Callable[[], None] = lambda: None

@@ -16,6 +16,7 @@ from onhost.http_client import words_of
 from onhost.plan import JobError
 
 ANSWER = 30.0  # s for a question that costs the engine nothing
+BESIDE = 3.0  # s for one that can go without an answer
 _LINE = re.compile(r"^(vllm:[a-z0-9_]+?)(?:_total)?(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 
 
@@ -96,7 +97,7 @@ async def look(client: httpx.AsyncClient, url: str, model: str | None, seconds: 
 
 async def _version(client: httpx.AsyncClient, url: str) -> str | None:
     try:
-        answer = await get(client, f"{url}/version", ANSWER / 3)
+        answer = await get(client, f"{url}/version", BESIDE)
     except (httpx.HTTPError, TimeoutError):
         return None
     data = as_json(answer.text) if answer.status_code == 200 else None
@@ -117,21 +118,32 @@ class Counters:
         return grown if grown >= 0 else None
 
 
-async def counters(client: httpx.AsyncClient, url: str) -> Counters:
-    """The counters now. A server without them is no error: figures that need them are null."""
-    try:
-        answer = await get(client, f"{url}/metrics", ANSWER / 3)
-    except (httpx.HTTPError, TimeoutError):
-        return Counters({})
-    if answer.status_code != 200:
-        return Counters({})
+class Metrics:
+    """Asks for the counters. A server without them is no error, and is asked once: figures are null then."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+        self._client, self._where = client, f"{url}/metrics"
+        self._there = True
+
+    async def now(self) -> Counters:
+        if not self._there:
+            return Counters({})
+        try:
+            answer = await get(self._client, self._where, BESIDE)
+            self._there = answer.status_code == 200
+        except (httpx.HTTPError, TimeoutError):
+            self._there = False
+        return Counters(_counted(answer.text) if self._there else {})
+
+
+def _counted(text: str) -> dict[str, float]:
     values: dict[str, float] = {}
-    for name, value in _LINE.findall(answer.text):
+    for name, value in _LINE.findall(text):
         try:
             values[name] = values.get(name, 0.0) + float(value)
         except ValueError:
             continue
-    return Counters(values)
+    return values
 
 
 def speculation(before: Counters, after: Counters) -> dict[str, Any] | None:

@@ -63,6 +63,7 @@ class Scripted(httpx.AsyncBaseTransport):
     max_model_len: int | None = 8192
     slots: int = 1000  # requests that are worked on at once
     drafted: int = 0  # tokens drafted for each chunk; 0: no speculative decoding
+    hangs: tuple[str, ...] = ()  # paths that are never answered
     cached: int = 0  # tokens from the prefix cache when a prompt is asked again
     asked: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -79,6 +80,8 @@ class Scripted(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
         self.paths.append(path)
+        if path in self.hangs:
+            await asyncio.sleep(3600)
         if path == "/v1/models":
             model = {"id": "tiny", "max_model_len": self.max_model_len}
             return httpx.Response(200, json={"data": [model]})

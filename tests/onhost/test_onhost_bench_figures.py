@@ -21,6 +21,7 @@ from onhost.bench.figures import MANY, distribution, interval, slope, spread
 from onhost.bench.load import Load
 from onhost.bench.open_loop import arrivals
 from onhost.bench.run import measure
+from onhost.bench.server import Metrics
 from onhost.jobs import Job, Progress, Stopped
 from onhost.plan import JobError, Plan
 
@@ -191,6 +192,7 @@ def test_noise_is_measured_again_and_then_told(tmp_path: Path) -> None:
 )
 def test_smoke_ends_within_a_minute_on_any_server(tmp_path: Path, gap: float, streams: list[int]) -> None:
     server = Scripted(timing=lambda _n, _body: Timing(gap, gap), says=lambda prompt, _n: prompt[:20])
+    server.hangs = ("/metrics", "/version") if streams == [1] else ()
     loops: list[Loop] = []
 
     def loop() -> Loop:
@@ -261,7 +263,8 @@ def test_a_connection_that_breaks_ends_all_streams_of_a_round() -> None:
         from onhost.bench.client import Target
 
         async with httpx.AsyncClient(transport=Gone()) as client:
-            load = Load(client, Target("http://server", "tiny", "chat", 5), 8, lambda: None)
+            target = Target("http://server", "tiny", "chat", 5)
+            load = Load(client, target, Metrics(client, target.url), 8, lambda: None)
             with pytest.raises(JobError, match="found HTTP 401"):
                 await load.closed(4, 8)
             assert len(asyncio.all_tasks()) == 1

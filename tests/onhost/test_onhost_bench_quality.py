@@ -19,6 +19,7 @@ from onhost.bench.forms import json_fault, tool_fault
 from onhost.bench.longer import GSM8K, gsm8k, haystack
 from onhost.bench.plain import Asker, Reply
 from onhost.bench.quality import EXACT, Asked, fault_of, repeats
+from onhost.bench.server import Metrics
 from onhost.bench.wordproblems import answer_in, problems
 
 SENSE = "The sky is blue because air scatters short waves of light more than long ones. Blue is all around."
@@ -143,7 +144,8 @@ def test_time_that_is_over_is_not_a_failure(tmp_path: Path) -> None:
 def asked(server: httpx.AsyncBaseTransport) -> Asked:
     from onhost.bench.client import Target
 
-    return Asked(Asker(httpx.AsyncClient(transport=server), Target("http://s", "tiny", "chat", 60)), 8)
+    client = httpx.AsyncClient(transport=server)
+    return Asked(Asker(client, Target("http://s", "tiny", "chat", 60)), Metrics(client, "http://s"), 8)
 
 
 def test_gsm8k_from_the_hub_or_not_at_all() -> None:

@@ -31,7 +31,11 @@ class OutOfTime(Failed):
 
 
 class Refused(JobError):
-    """The server does not take the request as it is: asking again cannot help."""
+    """The server does not take the request as it is: asking again cannot help. `words` are its own."""
+
+    def __init__(self, text: str, words: str) -> None:
+        super().__init__(text)
+        self.words = words
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,8 @@ def refused(answer: httpx.Response, target: Target) -> Exception:
     if answer.status_code in {400, 422}:
         return Refused(
             f"found HTTP {answer.status_code} from {target.url} ({words}); wanted the request accepted; "
-            "check the context length and the benchmark's profile"
+            "check the context length and the benchmark's profile",
+            words,
         )
     return Failed(f"HTTP {answer.status_code} ({words})")
 

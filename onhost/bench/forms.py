@@ -89,7 +89,7 @@ async def tool(asked: Asked) -> Result:
         replies = await asked.all([TOOL_TASK], 200, tools=[TOOL], tool_choice="auto")
     except Refused as error:
         # vLLM without --enable-auto-tool-choice says so; it serves no tools, which is a choice.
-        return Result("tool", "not checked", f"the server takes no tools ({error})", wanted)
+        return Result("tool", "not checked", f"the server takes no tools ({error.words})", wanted)
     fault = None if isinstance(replies[0], str) else tool_fault(replies[0])
     right = [isinstance(replies[0], Reply) and fault is None]
     return scored("tool", replies, right, wanted, fault or "")

@@ -76,12 +76,14 @@ async def saturate(
     load: Load, alone: float, requests: int, until: float, seen: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any] | None:
     """Steps the rate up from half of what one stream at a time does (`alone`: s a request) until the server
-    falls behind. The rate that it kept up with, and why not the next; None where there was no time."""
+    falls behind twice at the same rate. The rate that it kept up with, and why not the next; None where
+    there was no time."""
     loop = asyncio.get_running_loop()
     rps = tidy(0.5 / alone)
     lowest: dict[str, Any] | None = None
     best: dict[str, Any] = {"rate_rps": None, "output_tok_s": None}
     why: str | None = None
+    again = False
     for _ in range(MOST_STEPS):
         if loop.time() >= until:
             break
@@ -91,10 +93,13 @@ async def saturate(
         seen(point)
         lowest = lowest or point
         why = falls_behind(point, lowest)
-        if why is not None:
-            why = f"at {rps:g} requests/s {why}"
+        if why is None:
+            best, rps, again = point, tidy(rps * STEP), False
+            continue
+        why = f"at {rps:g} requests/s {why}"
+        if again:
             break
-        best, rps = point, tidy(rps * STEP)
+        again = True  # the machine may have had a bad moment: a rate has two tries
     if lowest is None:
         return None
     return {

@@ -157,9 +157,9 @@ def _names(data: dict[str, Any], key: str, known: tuple[str, ...]) -> tuple[str,
 
 def _thinking(data: dict[str, Any], default: Profile) -> tuple[bool | None, ...]:
     value = data.get("thinking", list(default.thinking))
-    if not isinstance(value, list) or not value or any(one not in (None, True, False) for one in value):
+    if not isinstance(value, list) or not value or any(type(one) not in (bool, type(None)) for one in value):
         raise _bad("thinking", value, "a list of null, true and false")
-    return tuple(dict.fromkeys(None if one is None else bool(one) for one in value))
+    return tuple(dict.fromkeys(value))
 
 
 def _lengths(data: dict[str, Any], key: str) -> tuple[int, ...] | str:

@@ -19,7 +19,8 @@ from onhost.bench.phases import Phases
 from onhost.bench.server import ANSWER, base_of, look
 from onhost.files import write_json
 from onhost.http_client import make_async_client
-from onhost.jobs import Job, Stopped
+from onhost.jobs import Job
+from onhost.plan import JobError
 
 SPARE = 8  # connections beside the streams: questions about the server, an open loop's bursts
 
@@ -36,7 +37,7 @@ def measure(
 ) -> dict[str, Any]:
     """The same with another way to the server, or another clock (that of the loop), for tests.
 
-    Stopped and every error come after what was measured until then has been written as not complete.
+    Every error (a signal's, too) comes after what was measured until then has been written as not complete.
     """
     plan = job.plan
     profile = profiles.read(plan.sub("profile"))
@@ -77,7 +78,11 @@ def measure(
             runner.run(work())
         measurement["complete"] = True
     except asyncio.CancelledError:
-        raise Stopped(signal.Signals(stopped[0]).name if stopped else "the end of the job") from None
+        name = signal.Signals(stopped[0]).name if stopped else "the end of the job"
+        raise JobError(
+            f"found {name} in the middle; wanted to measure to the end; what was measured stays, start it "
+            "again"
+        ) from None
     finally:
         if measurement.get("points") or measurement["complete"]:
             write_json(result, measurement)

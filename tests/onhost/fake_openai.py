@@ -108,10 +108,6 @@ class Handler(BaseHTTPRequestHandler):
             if fault == "cut" and at >= 3:
                 self.close_connection = True
                 return
-            if fault == "stall":
-                time.sleep(1.0)
-                self.close_connection = True
-                return
             if fault == "error event":
                 self.event({"error": {"message": "out of memory"}})
                 self.end()

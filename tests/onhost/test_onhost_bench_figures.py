@@ -22,7 +22,7 @@ from onhost.bench.load import Load
 from onhost.bench.open_loop import arrivals
 from onhost.bench.run import measure
 from onhost.bench.server import Metrics
-from onhost.jobs import Job, Progress, Stopped
+from onhost.jobs import Job, Progress
 from onhost.plan import JobError, Plan
 
 QUICK: dict[str, Any] = {"warmup": 0, "repeats": 1, "max_tokens": 31}
@@ -117,6 +117,18 @@ def test_failures_are_counted_and_leave_the_rest_alone(tmp_path: Path) -> None:
     assert (point["requests"], point["failed"]) == (6, 2)
     assert point["failures"] == ["31 token ids and 32 tokens by usage", "a stream that was cut"]
     assert point["decode_tok_s"]["median"] == near(10) and point["decode_tok_s"]["n"] == 5
+
+
+def test_a_server_that_says_nothing_for_too_long(tmp_path: Path) -> None:
+    def timing(n: int, _body: dict[str, Any]) -> Timing:
+        return Timing(70.0 if n == 1 else 59.0, stall={4: 70.0 if n == 2 else 0.0})
+
+    server = Scripted(timing=timing)
+    (point,) = measured(tmp_path, server, {**QUICK, "repeats": 4, "timeout_s": 60})["points"]
+    assert (point["requests"], point["failed"], point["failures"]) == (4, 2, ["no byte for 60 s"])
+    assert point["ttft_s"]["max"] == near(59)
+    with pytest.raises(JobError, match="found all 4 requests with 1 streams failing: no byte for 5 s;"):
+        measured(tmp_path, server, {**QUICK, "repeats": 4, "timeout_s": 5})
 
 
 def test_categories_with_thinking_on_and_off(tmp_path: Path) -> None:
@@ -223,7 +235,7 @@ def test_a_stopped_job_leaves_what_it_has(tmp_path: Path) -> None:
         return Timing()
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped, match="SIGTERM"):
+    with pytest.raises(JobError, match=r"^found SIGTERM in the middle; wanted"):
         measured(tmp_path, Scripted(timing=timing), {**QUICK, "streams": [1, 2]})
     assert signal.getsignal(signal.SIGTERM) is before
     found = json.loads((tmp_path / "results/measurement.json").read_text())

@@ -84,6 +84,7 @@ class Sample:
     steps: list[tuple[float, int]] = field(default_factory=list)
     cut: bool = False  # ended by the profile's time, and counted as far as it went
     odd: str | None = None  # ids and usage that differ
+    finish: str = ""  # the server's reason for the end
 
     @property
     def ttft(self) -> float:
@@ -112,18 +113,17 @@ async def ask(
     thinking: bool | None = None,
     until: float = math.inf,
     enough: float = math.inf,
+    plain: bool = False,
 ) -> Sample:
     """Sends one request and reads its stream, at most until the loop's time `until`, and only until `enough`
     where it has two chunks by then: a rate can be told from those.
 
-    Failed for what may pass; JobError for what will not.
+    `plain` leaves out what only vLLM and its like know. Failed for what may pass; JobError for what will not.
     """
-    body = target.body(prompt, max_tokens, thinking) | {
-        "ignore_eos": True,  # vLLM's: the number of tokens is then fixed and speeds compare
-        "return_token_ids": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    body = target.body(prompt, max_tokens, thinking)
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    if not plain:  # the number of tokens is then fixed, so that speeds compare, and each token is counted
+        body |= {"ignore_eos": True, "return_token_ids": True}
     loop = asyncio.get_running_loop()
     reader = _Reader(sample := Sample(loop.time()))
     last = until
@@ -222,6 +222,7 @@ class _Reader:
             text, new = _piece(choice)
             texts.append(text)
             ids = ids if new is None else (ids or []) + new
+            sample.finish = str(choice.get("finish_reason") or sample.finish)
         if not any(texts) and not ids:
             return  # the role, or the reason of the end
         if not sample.chunks:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from onhost.bench.client import Failed, OutOfTime, Sample, Target, ask
+from onhost.bench.client import Failed, OutOfTime, Refused, Sample, Target, ask
 from onhost.bench.figures import distribution, rate, spread
 from onhost.bench.prompts import prompt
 from onhost.bench.server import Counters, Metrics, speculation
@@ -78,6 +78,7 @@ class Load:
     max_tokens: int
     tick: Callable[[], None]
     mark: int = 0
+    plain: bool = False  # the server refused vLLM's own fields
     repeated: int = 0
 
     async def one(
@@ -85,7 +86,7 @@ class Load:
     ) -> None:
         """One request; its answer, or why there is none, goes into the round."""
         try:
-            sample = await ask(self.client, self.target, text, self.max_tokens, thinking, until, enough)
+            sample = await self._asked(text, thinking, until, enough)
         except OutOfTime as late:
             into.late.append(str(late))
         except Failed as failed:
@@ -96,6 +97,18 @@ class Load:
                 into.failures.append(sample.odd)
         finally:
             self.tick()
+
+    async def _asked(self, text: str, thinking: bool | None, until: float, enough: float) -> Sample:
+        """A 400 may be about fields that other servers do not know: from then on they are left out."""
+        size = self.max_tokens
+        if not self.plain:
+            try:
+                return await ask(self.client, self.target, text, size, thinking, until, enough)
+            except Refused:
+                sample = await ask(self.client, self.target, text, size, thinking, until, enough, plain=True)
+                self.plain = True
+                return sample
+        return await ask(self.client, self.target, text, size, thinking, until, enough, plain=True)
 
     def texts(self, count: int, category: str) -> list[str]:
         """The first `count` prompts of a kind, the same ones each time but for their marks."""

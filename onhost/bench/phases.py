@@ -105,6 +105,8 @@ class Phases:
                 done = await self._load.closed(streams, streams, until=self._until("warm-up"))
                 self._out["warmup"]["requests"] += done.requests
         self._out["warmup"]["seconds"] = round(loop.time() - began, 3)
+        if self._load.plain:
+            self._note("the server refuses ignore_eos and return_token_ids: tokens are counted by usage")
 
     async def _speed(self) -> None:
         profile, loop = self._profile, asyncio.get_running_loop()

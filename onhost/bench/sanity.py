@@ -20,16 +20,20 @@ def said(point: dict[str, Any]) -> str:
 def sanity(samples: Sequence[Sample], max_tokens: int, *, judge: bool) -> dict[str, Any]:
     """Whether the answers are what an engine in order writes, and in words what was checked.
 
-    Always: text in every answer, as many tokens as were asked for, token ids that agree with usage. Only
+    Always: text in every answer, as many tokens as were asked for (or an end that the model chose, on a
+    server that cannot be told to go on), token ids that agree with usage. Only
     where the profile says `judge_text` (a model with random weights writes nonsense): no answer that is one
     token over and over, which is what broken scales of a quantised layer look like.
     """
     empty = sum(not s.text for s in samples)
-    short = sum(s.tokens != max_tokens and not s.cut for s in samples)
+    early = sum(s.tokens < max_tokens and s.finish == "stop" for s in samples)
+    short = sum(s.tokens != max_tokens and not s.cut for s in samples) - early
     differ = sum(s.odd is not None for s in samples)
     stuck = sum(s.longest_run > max(8, s.tokens // 2) for s in samples)
     broken = sum("\N{REPLACEMENT CHARACTER}" * 4 in s.text for s in samples)
     found = [f"{len(samples)} answers: {empty} empty, {short} not of {max_tokens} tokens"]
+    if early:
+        found.append(f"{early} ended by themselves: the server does not know ignore_eos")
     if cut := sum(s.cut for s in samples):
         found.append(f"{cut} cut by the profile's time")
     with_ids = sum(s.ids is not None for s in samples)

@@ -63,6 +63,7 @@ class Scripted(httpx.AsyncBaseTransport):
     max_model_len: int | None = 8192
     slots: int = 1000  # requests that are worked on at once
     drafted: int = 0  # tokens drafted for each chunk; 0: no speculative decoding
+    ends_at: int | None = None  # tokens after which the model ends by itself
     hangs: tuple[str, ...] = ()  # paths that are never answered
     cached: int = 0  # tokens from the prefix cache when a prompt is asked again
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -116,6 +117,7 @@ class Scripted(httpx.AsyncBaseTransport):
     async def _answer(self, number: int, body: dict[str, Any]) -> AsyncIterator[bytes]:
         self._slots = self._slots or asyncio.Semaphore(self.slots)
         timing, fault, wanted = self.timing(number, body), self.fault(number), body["max_tokens"]
+        wanted = min(wanted, self.ends_at or wanted)
         async with self._slots:
             yield event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
             sent = at = 0
@@ -130,6 +132,7 @@ class Scripted(httpx.AsyncBaseTransport):
                 self._draft(count)
                 if fault == "cut" and at == 2:
                     raise httpx.RemoteProtocolError("peer closed connection")
+        yield event({"choices": [{"delta": {}, "finish_reason": "stop" if self.ends_at else "length"}]})
         usage = {"prompt_tokens": self.tokens_of(body), "completion_tokens": sent + (fault == "odd")}
         yield event({"choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"

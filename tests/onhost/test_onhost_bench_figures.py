@@ -120,6 +120,23 @@ def test_failures_are_counted_and_leave_the_rest_alone(tmp_path: Path) -> None:
     assert point["decode_tok_s"]["median"] == near(10) and point["decode_tok_s"]["n"] == 5
 
 
+def test_a_server_that_knows_no_field_of_vllms(tmp_path: Path) -> None:
+    def refuses(body: dict[str, Any]) -> str | None:
+        return "unknown field ignore_eos" if "ignore_eos" in body else None
+
+    server = Scripted(timing=lambda _n, _body: Timing(0.3, 0.1, (3,)), refuses=refuses, ids=False, ends_at=12)
+    found = measured(tmp_path, server, {**QUICK, "max_tokens": 30, "warmup": 1})
+    assert found["points"][0]["decode_tok_s"]["median"] == near(30) and found["points"][0]["failed"] == 0
+    assert found["notes"] == [
+        "the server refuses ignore_eos and return_token_ids: tokens are counted by usage"
+    ]
+    assert found["sane"]["ok"] and "1 ended by themselves" in found["sane"]["found"]
+    assert len(server.asked) == 3  # it is tried once with them
+    server.refuses = lambda _body: "no"
+    with pytest.raises(JobError, match=r"found HTTP 400 from http://server:8000 \(no\); wanted"):
+        measured(tmp_path, server, QUICK)
+
+
 def test_a_server_that_says_nothing_for_too_long(tmp_path: Path) -> None:
     def timing(n: int, _body: dict[str, Any]) -> Timing:
         return Timing(70.0 if n == 1 else 59.0, stall={4: 70.0 if n == 2 else 0.0})

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-FIRST, GAP = 0.25, 0.04
+FIRST, GAP = 1.0, 0.04
 SIZES = (1, 3, 2)
 MODEL = "paced"
 

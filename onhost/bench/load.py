@@ -130,10 +130,14 @@ class Load:
         loop = asyncio.get_running_loop()
         result = Round()
         waiting = iter(self.texts(requests, category))
+        each = math.ceil(requests / streams)
 
         async def stream() -> None:
-            for text in waiting:
-                await self.one(text, thinking, until, result, enough)
+            for done, text in enumerate(waiting):
+                # Each of a stream's prompts has an equal part of the time: kinds are unlike in speed.
+                now = loop.time()
+                part = now + (enough - now) / max(1, each - done)
+                await self.one(text, thinking, until, result, part)
                 if loop.time() >= min(until, enough):
                     return
 

@@ -246,6 +246,16 @@ def test_smoke_ends_within_a_minute_on_any_server(tmp_path: Path, gap: float, st
     assert loops[0].now - 1000 <= 57
 
 
+def test_time_that_is_short_is_shared_by_the_kinds_of_prompts(tmp_path: Path) -> None:
+    server = Scripted(timing=lambda _n, _body: Timing(0.1, 0.05))
+    found = measured(tmp_path, server, {"name": "smoke", "max_tokens": 900, "quality": [], "warmup": 0})
+    (point,) = found["points"]
+    assert (point["requests"], point["cut"], point["failed"]) == (9, 9, 0)
+    assert point["decode_tok_s"]["median"] == near(20) and point["spread"] < 0.05
+    kinds = [server.text_of(body).partition(") ")[2] for body in server.asked]
+    assert kinds == kinds[:3] * 3 and len(set(kinds)) == 3
+
+
 def test_a_stopped_job_leaves_what_it_has(tmp_path: Path) -> None:
     def timing(n: int, _body: dict[str, Any]) -> Timing:
         if n == 2:  # in the middle of the second point

@@ -70,13 +70,13 @@ class Round:
 
 @dataclass
 class Load:
-    """Sends requests, each with a mark of its own; `tick` is called as each ends."""
+    """Sends requests, each with a mark of its own; `tick` is told how many more have ended."""
 
     client: httpx.AsyncClient
     target: Target
     metrics: Metrics
     max_tokens: int
-    tick: Callable[[], None]
+    tick: Callable[[int], None]
     mark: int = 0
     plain: bool = False  # the server refused vLLM's own fields
     repeated: int = 0
@@ -96,7 +96,7 @@ class Load:
             if sample.odd:
                 into.failures.append(sample.odd)
         finally:
-            self.tick()
+            self.tick(1)
 
     async def _asked(self, text: str, thinking: bool | None, until: float, enough: float) -> Sample:
         """A 400 may be about fields that other servers do not know: from then on they are left out."""
@@ -166,6 +166,8 @@ class Load:
         for attempt in range(again + 1):
             if attempt:
                 self.repeated += 1
+                thrown = tries[-1][2]
+                self.tick(-thrown.requests - len(thrown.late))  # that work has to be done again
             before = await self.metrics.now()
             rounds: list[Round] = []
             for left in range(repeats, 0, -1):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,8 @@ class Phases:
         self._profile, self._about, self._ends = profile, about, ends
         self._out = measurement
         self._began = asyncio.get_running_loop().time()
-        tick = partial(job.progress.add, 1)
         self._metrics = Metrics(client, target.url)
-        self._load = Load(client, target, self._metrics, profile.max_tokens, tick)
+        self._load = Load(client, target, self._metrics, profile.max_tokens, job.progress.add)
         self._samples: list[Sample] = []
         self._alone: float | None = None  # s that a request takes with one stream
         self.answers: dict[str, str] = {}

@@ -304,7 +304,7 @@ def test_a_connection_that_breaks_ends_all_streams_of_a_round() -> None:
 
         async with httpx.AsyncClient(transport=Gone()) as client:
             target = Target("http://server", "tiny", "chat", 5)
-            load = Load(client, target, Metrics(client, target.url), 8, lambda: None)
+            load = Load(client, target, Metrics(client, target.url), 8, lambda _: None)
             with pytest.raises(JobError, match="found HTTP 401"):
                 await load.closed(4, 8)
             assert len(asyncio.all_tasks()) == 1

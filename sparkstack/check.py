@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from sparkstack import conversion, description, memory, rules, schema, vllm_options, yamlfile
 from sparkstack.description import PARALLEL_SIZES, Launch
 from sparkstack.errors import Problem, SparkstackError
+from sparkstack.expectation import CATEGORIES
 from sparkstack.findings import Finding, error, in_order, unsupported, warning
 from sparkstack.flags import ALIASES, canonical, is_placeholder
 from sparkstack.native import (
@@ -140,12 +141,13 @@ def _native(document: Document, findings: list[Finding]) -> Launch | None:
                 where = document.where(("serve", "options", name))
                 found, wanted = f"serve.options.{name}: false", f"{name.removeprefix('no_')}: true"
                 findings.append(error("option", where, found, wanted, "no option is denied twice"))
-    for name in ("categories", "quality"):
-        if getattr(recipe.expect, name):
-            where = document.where(("expect", name))
-            findings.append(
-                warning("not-measured", where, f"expect.{name}", "streams only", "nothing measures it yet")
-            )
+    for name in recipe.expect.categories:
+        if name not in CATEGORIES:
+            where = document.where(("expect", "categories", name))
+            near = get_close_matches(name, CATEGORIES, 1)
+            remedy = f"did you mean {near[0]!r}?" if near else "nothing measures it"
+            found, wanted = f"expect.categories.{name}", f"one of: {', '.join(CATEGORIES)}"
+            findings.append(warning("not-measured", where, found, wanted, remedy))
     return description.of_native(recipe, document)
 
 

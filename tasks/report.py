@@ -107,13 +107,19 @@ def note_collective(result: dict[str, Any]) -> None:
         _report.collective = result
 
 
-def note_benchmark(site: Any, measurement: dict[str, Any], verdict: dict[str, Any]) -> None:
-    """Where the endpoint is, what was measured there, and how it was judged."""
+def note_endpoint(site: Any) -> None:
+    """Where this run's release answers."""
     if _report is not None:
         _report.endpoint = site.endpoint
         # This machine needs no ssh to ask itself.
         _report.head = None if site.head.name == "@local" else site.head.name
         _report.model = site.served_model
+
+
+def note_benchmark(site: Any, measurement: dict[str, Any], verdict: dict[str, Any]) -> None:
+    """Where the endpoint is, what was measured there, and how it was judged."""
+    note_endpoint(site)
+    if _report is not None:
         _report.measurement = measurement
         _report.verdict = verdict
 

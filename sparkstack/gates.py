@@ -93,7 +93,7 @@ def judge(measurement: Mapping[str, Any], expect: Expect | Mapping[str, Any] | N
         doubt = _doubt(measurement)
         lines = [line for key, point in points.items() for line in _of_point(key, point, wanted, doubt)]
         lines += _not_measured(points, wanted, measurement, doubt)
-        lines += _quality(measurement.get("quality") or [], wanted)
+        lines += [_cut(line, doubt) for line in _quality(measurement.get("quality") or [], wanted)]
         lines.append(_sane(measurement["sane"], doubt))
         release, when = str(measurement["release"]), str(measurement["when"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -199,6 +199,11 @@ def _figure(
     if figure in TIMED and spread > doubt.spread_limit and (inside := _inside(limits, point.get(figure))):
         why = f"{inside}, and the spread is {_share(spread)}, over {_share(doubt.spread_limit)}"
         return _unsure(line, why)
+    return _cut(line, doubt)
+
+
+def _cut(line: Line, doubt: _Doubt) -> Line:
+    """Of a measurement that was stopped nothing is a pass."""
     return _unsure(line, doubt.cut) if doubt.cut and line.verdict == "pass" else line
 
 
@@ -299,7 +304,7 @@ def _test(name: str, status: str, score: float | None, found: str, bound: Score)
 def _sane(sane: Mapping[str, Any], doubt: _Doubt) -> Line:
     good = sane["ok"] is True
     line = Line("sane", str(sane["found"]), "output that makes sense", None, "pass" if good else "fail")
-    return _unsure(line, doubt.cut) if good and doubt.cut else line
+    return _cut(line, doubt)
 
 
 def _result(lines: list[Line], doubt: _Doubt) -> tuple[Result, str]:

@@ -16,6 +16,8 @@ from typing import Any
 import paramiko
 import pytest
 
+from sparkstack import report_files
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 
@@ -110,7 +112,7 @@ class Run:
 
 
 def newest_report(root: Path = ROOT) -> Path:
-    return max((root / "reports").glob("run-*.json"), key=lambda path: path.stat().st_mtime_ns)
+    return report_files.files(root / "reports")[-1]
 
 
 def pyinfra(

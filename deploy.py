@@ -36,7 +36,7 @@ else:
     here = declaration.load()
     access.ensure(host)
     ahead.plan(here, stages)
-    report.begin(release=here.release_id, recipe=here.recipe.name, deployed=here.made_of)
+    report.begin(release=here.release_id, recipe=here.recipe.name, deployed=report.made_of(here.about))
 
     if "preflight" in stages:
         preflight.deploy_preflight(here)

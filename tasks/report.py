@@ -135,6 +135,34 @@ def note_not_ready() -> None:
         _report.endpoint = None
 
 
+def note_release(release: str, about: Mapping[str, Any]) -> None:
+    """The release that is measured, where the run learns of it on the way: its release.json."""
+    if _report is not None:
+        _report.release, _report.recipe = release, str(about.get("recipe"))
+        _report.deployed = made_of(about)
+
+
+def made_of(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a release.json what a report says: what it is made of, and not what each rank runs."""
+    left_out = ("format", "rank", "argv", "env", "ready_timeout_s", "hosts")
+    return {key: value for key, value in about.items() if key not in left_out}
+
+
+def note_bench(
+    recipe: str | None,
+    endpoint: str,
+    head: str | None,
+    model: str,
+    measurement: dict[str, Any],
+    verdict: dict[str, Any],
+) -> None:
+    """What was measured at an endpoint, and the recipe that it was compared with."""
+    if _report is not None:
+        _report.recipe = recipe or _report.recipe
+        _report.endpoint, _report.head, _report.model = endpoint, head, model
+        _report.measurement, _report.verdict = measurement, verdict
+
+
 def note_serving(
     head: Any,
     release: str,

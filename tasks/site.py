@@ -281,12 +281,6 @@ class Site:
         }
 
     @property
-    def made_of(self) -> dict[str, Any]:
-        """For the report: what the release is made of, without what each rank runs."""
-        left_out = ("format", "rank", "argv", "env", "ready_timeout_s", "hosts")
-        return {key: value for key, value in self.about.items() if key not in left_out}
-
-    @property
     def release_files(self) -> list[ManagedFile]:
         folder = f"{self.data.config_dir}/releases/{self.release_id}"
         about = json.dumps(self.about, indent=1, sort_keys=True)

@@ -63,7 +63,7 @@ def measurement(**changes: Any) -> dict[str, Any]:
             for n in (128, 512, 900)
         ],
         "open_loop": [
-            {"rate_rps": r, "achieved_rps": min(r, 1.7), "requests": 9, "ttft_s": figure(r), "output_tok_s": r}
+            {"rate_rps": r, "achieved_rps": min(r, 1.7), "ttft_s": figure(r), "output_tok_s": r}
             for r in (0.5, 1.0, 2.0)
         ],
         "saturation": {"rate_rps": 1.0, "output_tok_s": 60.0, "why": "at 2 requests/s 1.7 were served"},

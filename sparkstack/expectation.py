@@ -28,6 +28,21 @@ CATEGORIES = ("coding", "reasoning", "json", "html", "prose", "narrative", "summ
 """The kinds of prompts that are measured apart (onhost/bench/prompts.py)."""
 
 
+QUALITY = (
+    "sane",
+    "exact",
+    "json",
+    "tool",
+    "arithmetic",
+    "gsm8k",
+    "needle",
+    "prefix_cache",
+    "determinism",
+    "agreement",
+)
+"""The tests of quality (onhost/bench/profile.py); a test holds both lists against it."""
+
+
 class Bound(Strict):
     """At least `min`, at most `max`, or both; or about `value`: at most `tolerance_percent` (10) worse than
     it. Better than a `value` is never a miss."""
@@ -168,13 +183,14 @@ def _count(key: Any) -> Any:
 
 class Benchmark(Strict):
     """How the recipe wants to be measured, where it differs from the profile (`smoke`): how many streams at
-    once, how many requests of what length, and above which spread ((max − min) ÷ median of the repeats)
-    figures are noise."""
+    once, tokens of an answer, rounds before that do not count, repeats of a point, requests of a stream in
+    each, and above which spread ((max − min) ÷ median of the repeats) figures are noise."""
 
     streams: list[int] = Field(default=[1], min_length=1)
     max_tokens: int = Field(default=64, ge=2)
     warmup: int = Field(default=1, ge=0)
     repeats: int = Field(default=3, ge=1)
+    requests: int | None = Field(default=None, ge=1)
     spread_limit: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")

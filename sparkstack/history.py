@@ -62,6 +62,8 @@ def earlier(reports: Path, now: RunReport) -> list[Entry]:
         report = _read(path)
         if report is None or report.inventory != now.inventory or report.when >= now.when:
             continue
+        if report.endpoint != now.endpoint and not (report.release and now.release):
+            continue  # somebody's endpoints, measured from one place
         page = path.with_name(PAGE)
         found.append(Entry.of(report, f"../{path.parent.name}/{PAGE}" if page.exists() else None))
     return sorted(found, key=lambda entry: entry.when)

@@ -181,7 +181,8 @@ def _there(plan: dict[str, Any], asked: Wish) -> Commands:
         _drop(host, key)
         found = live.read(host, result)
         if found is None:
-            return report_failure(host, f"{host.name}: bench: found no measurement; wanted {result}; run again")
+            line = f"{host.name}: bench: found no measurement; wanted {result}; run again"
+            return report_failure(host, line)
         return _judged(host, asked, plan, found)
 
     yield from job(plan, failed=failed, watch=watch)
@@ -257,8 +258,8 @@ def declare() -> None:
     asked = wish(host)
     if not hosts[0].connected:
         raise SiteError(
-            f"{hosts[0].name}: found no connection; wanted it, for the endpoint is measured from there; check "
-            "power, cable and ssh"
+            f"{hosts[0].name}: found no connection; wanted it, for it is measured from there; check power, "
+            "cable and ssh"
         )
     if not (host.name == LOCAL and asked.url is not None):
         access.ensure(host)

@@ -31,13 +31,14 @@ class End:
 
 
 def run(plan: dict[str, Any], key: str | None, folder: Path = FOLDER) -> End:
-    """Run a plan to its end and show how far it is. The key is in a file while it runs, for its owner alone."""
+    """Run a plan to its end and show how far it is. The key is in a file of its owner alone meanwhile."""
     jobs = folder / "jobs"
     job = jobs / str(plan["job"])
     job.mkdir(parents=True, exist_ok=True)
     result, key_file, plan_file = job / "measurement.json", folder / f"{os.getpid()}.key", job / "plan.json"
     result.unlink(missing_ok=True)
-    (job / "result.json").unlink(missing_ok=True)
+    for name in ("result.json", "progress.jsonl"):
+        (job / name).unlink(missing_ok=True)
     whole = {
         **plan,
         "jobs_dir": str(jobs),

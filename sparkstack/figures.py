@@ -62,10 +62,11 @@ def points_of(measurement: Mapping[str, Any] | None) -> list[Figures]:
     """The points of a measurement of either format, in its order; what is no point is left out, for a report
     is shown whatever a host wrote."""
     points = (measurement or {}).get("points")
-    return [one for one in map(_point, points if isinstance(points, list) else []) if one is not None]
+    return [one for one in map(point_of, points if isinstance(points, list) else []) if one is not None]
 
 
-def _point(point: Any) -> Figures | None:
+def point_of(point: Any) -> Figures | None:
+    """One point's figures; None for what is no point."""
     try:
         return Figures(
             int(point["streams"]),

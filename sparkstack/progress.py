@@ -114,6 +114,7 @@ class Progress:
         bars, or a line for each that is new."""
         with self._lock:
             known = self._tables.get(label, 0)
+            known = known if known <= len(rows) else 0  # measured anew
             if self._console.is_terminal:
                 if self._bars is not None:
                     self._bars.rows = [tuple(map(clean, row)) for row in rows]

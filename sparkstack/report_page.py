@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from sparkstack import plots
-from sparkstack.figures import Figures, interval, middle, points_of, with_unit
+from sparkstack.figures import interval, middle, point_of, points_of, with_unit
 from sparkstack.history import Entry, measured
 from sparkstack.report import RunReport, changes, curl, link_lines, seconds_of
 from sparkstack.report_text import measured_text
@@ -116,16 +116,21 @@ def _measured(
         "partial": found.get("complete") is False,
         "lines": [
             {**line, "note": line.get("note"), "measured": measured_text(line.get("measured"))}
-            for line in (verdict or {}).get("lines", [])
+            for line in sorted((verdict or {}).get("lines", []), key=_bad_ones_first)
         ],
         "points": points,
-        "plots": [plot for plot in _speed_plots(found, points) if plot],
+        "plots": [plot for plot in _speed_plots(found) if plot],
         "quality": [_test(one) for one in _maps(found.get("quality"))],
         "contexts": [_context(one) for one in _maps(found.get("contexts"))],
         "open_loop": [_open_loop(one) for one in _maps(found.get("open_loop"))],
         "saturation": _saturation(found.get("saturation")),
         "about": _about(found),
     }
+
+
+def _bad_ones_first(line: Mapping[str, Any]) -> int:
+    order = ("fail", "inconclusive", "pass", "not checked", "baseline")
+    return order.index(line["verdict"]) if line.get("verdict") in order else 0
 
 
 def _about(found: Mapping[str, Any]) -> str:
@@ -164,15 +169,20 @@ def _maps(value: Any) -> list[Mapping[str, Any]]:
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
-def _speed_plots(measurement: Mapping[str, Any], points: Sequence[Figures]) -> list[Any]:
+def _speed_plots(measurement: Mapping[str, Any]) -> list[Any]:
     """Speed over streams, time to the first token over streams, decode by kind of prompts, and over input."""
     raw = [point for point in _maps(measurement.get("points")) if point.get("category", "all") == "all"]
     each, total, ttft = _over(raw, "decode_tok_s"), _over(raw, "total_tok_s"), _over(raw, "ttft_s")
-    kinds = [point for point in points if point.category != "all" and point.decode_tok_s is not None]
-    fewest = min((point.streams for point in kinds), default=1)
+    kinds = [
+        (point, interval(one.get("decode_tok_s")) or (None, None))
+        for one in _maps(measurement.get("points"))
+        if one.get("category", "all") != "all" and (point := point_of(one)) is not None
+    ]
+    kinds = [(point, ends) for point, ends in kinds if point.decode_tok_s is not None]
+    fewest = min((point.streams for point, _ in kinds), default=1)
     rows = [
-        plots.Bar(point.prompts, point.decode_tok_s or 0, with_unit(point.decode_tok_s, "tok/s"))
-        for point in kinds
+        plots.Bar(point.prompts, point.decode_tok_s or 0, with_unit(point.decode_tok_s, "tok/s"), *ends)
+        for point, ends in kinds
         if point.streams == fewest
     ]
     streams = "1 stream" if fewest == 1 else f"{fewest} streams"

@@ -30,7 +30,8 @@ def heard() -> Iterator[Heard]:
         note.pressed = True
         signal.signal(signal.SIGINT, before)
 
-    before = signal.getsignal(signal.SIGINT)
+    # None: of a handler that is not Python's.
+    before = signal.getsignal(signal.SIGINT) or signal.default_int_handler
     try:
         signal.signal(signal.SIGINT, handle)
     except ValueError:  # not the main thread: nobody presses a key there

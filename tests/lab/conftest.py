@@ -26,6 +26,7 @@ BIN = Path(sys.executable).parent
 ORDER = (
     "test_source_build",
     "test_end_to_end",
+    "test_bench",
     "test_vllm_reads",
     "test_link_gate",
     "test_releases",

@@ -1,4 +1,4 @@
-"""bench.py on serving hosts: it measures, judges and reports; what serves, and all files but its own, stay."""
+"""bench.py on serving hosts: it measures, judges and reports; what serves stays, and all files but its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench.py on serving hosts: it measures, judges and reports; what serves stays, and all files but its own."""
+"""bench.py on serving hosts: it measures and reports; what serves stays, and all files but its own."""
 
 from __future__ import annotations
 

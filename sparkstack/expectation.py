@@ -172,9 +172,10 @@ class Expect(Figures):
 
 
 def _is_bound(value: Any) -> bool:
-    return isinstance(value, (dict, Bound)) and not (
-        isinstance(value, dict) and (not value or value.keys() & RISING.keys())
-    )
+    """A bound holds numbers; figures hold bounds by streams."""
+    if isinstance(value, dict):
+        return any(not isinstance(one, dict) for one in value.values())
+    return isinstance(value, Bound)
 
 
 def _count(key: Any) -> Any:

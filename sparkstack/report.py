@@ -139,10 +139,14 @@ class RunReport(BaseModel):
     def write(self, path: Path) -> None:
         """Write the report to `path`, whose folder is made; from then on it knows where it lies."""
         self.path = str(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        new.write_text(self.to_json(), encoding="utf-8")
-        new.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_suffix(".new")
+            new.write_text(self.to_json(), encoding="utf-8")
+            new.replace(path)
+        except OSError:
+            self.path = None
+            raise
 
 
 def result_of(verdict: dict[str, Any] | None) -> Result:

@@ -104,3 +104,9 @@ def interval(value: Any) -> tuple[float, float] | None:
 def table_of(measurement: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Rows for HEADINGS, a point each."""
     return [point.row for point in points_of(measurement)]
+
+
+def notes_of(measurement: Mapping[str, Any] | None) -> list[str]:
+    """What the measurement left out, and why."""
+    notes = (measurement or {}).get("notes")
+    return [str(note) for note in notes] if isinstance(notes, list) else []

@@ -260,9 +260,17 @@ def _not_measured(
             due = due and (named == "all" or category in named)
         why = doubt.cut or ("" if due else f"the profile {name or 'custom'} does not measure it")
         verdict: LineVerdict = "not checked" if why else "fail"
+        if not why and (note := _left_out(measurement, category, streams)):
+            verdict, why = "inconclusive", note
         figure = keys[-1]
         text = bound.text(RISING[figure])
         yield Line(_name(figure, category, streams), None, text, None, verdict, why or None)
+
+
+def _left_out(measurement: Mapping[str, Any], category: str, streams: int) -> str:
+    """What the measurement says of a point that it had no time for; "" for nothing."""
+    start = f"speed: with {streams} streams " if category == "all" else ("categories: ", "thinking ")
+    return next((str(one) for one in measurement.get("notes") or [] if str(one).startswith(start)), "")
 
 
 def _quality(tests: list[Mapping[str, Any]], wanted: Expect) -> Iterator[Line]:

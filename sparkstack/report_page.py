@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from sparkstack import plots
-from sparkstack.figures import interval, middle, point_of, points_of, with_unit
+from sparkstack.figures import interval, middle, notes_of, point_of, points_of, with_unit
 from sparkstack.history import Entry, measured
 from sparkstack.report import RunReport, changes, curl, link_lines, seconds_of
 from sparkstack.report_text import measured_text
@@ -125,6 +125,7 @@ def _measured(
         "open_loop": [_open_loop(one) for one in _maps(found.get("open_loop"))],
         "saturation": _saturation(found.get("saturation")),
         "about": _about(found),
+        "notes": notes_of(found),
     }
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sparkstack.figures import HEADINGS, points_of, table_of
+from sparkstack.figures import HEADINGS, notes_of, points_of, table_of
 from sparkstack.progress import clean
 from sparkstack.report import RunReport, changes, curl, link_lines, seconds_of
 from sparkstack.units import seconds_text
@@ -120,6 +120,8 @@ def _figures(
         for line in verdict["lines"]:
             if line.get("note"):
                 yield f"  {line['name']}: {line['verdict']}: {line['note']}"
+    for note in notes_of(measurement):
+        yield f"  {note}"
     if verdict and verdict.get("result"):
         yield f"verdict: {verdict['result']}: {verdict['why']}"
 

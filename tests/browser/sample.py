@@ -73,6 +73,7 @@ def measurement(**changes: Any) -> dict[str, Any]:
             {"name": "gsm8k", "status": "not checked", "found": "no hub", "wanted": "a score", "score": None},
         ],
         "noise": {"spread": 0.03, "limit": 0.1, "repeated": 0, "verdict": "quiet"},
+        "notes": ["contexts: the model's 1024 tokens have room for 128, 512 and 900"],
         "sane": {"ok": True, "found": "60 answers: 0 empty"},
         **changes,
     }  # fmt: skip
@@ -130,6 +131,7 @@ def hostile() -> RunReport:
     run.measurement["points"] += [point(1, 20, category=word), {"streams": "x"}, None]
     run.measurement["quality"] += [{"name": word, "status": word, "found": word, "wanted": word}]
     run.measurement["server"]["version"] = word
+    run.measurement["notes"] = [word]
     run.measurement["profile"]["name"] = run.measurement["when"] = word
     run.measurement["saturation"]["why"] = word
     run.measurement["points"][0]["failures"], run.measurement["points"][0]["failed"] = [word], 1

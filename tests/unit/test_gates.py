@@ -312,3 +312,12 @@ def test_a_profile_is_the_named_one_with_the_recipe_s_own() -> None:
 )
 def test_a_larger_measurement_is_as_good(found: Any, asked: dict[str, Any], same: bool) -> None:
     assert covers(found, asked) is same
+
+
+def test_what_there_was_no_time_for_is_no_miss() -> None:
+    late = "speed: with 2 streams no answer in its share of the time"
+    expect = {"decode_tok_s": {1: {"min": 8}, 2: {"min": 8}}, "categories": {"coding": {"min": 1}}}
+    result = judge(full(notes=[late, "categories: the time was over after 3 of 16 points"]), expect)
+    assert (result.result, line(result, "decode_tok_s@2").note) == ("inconclusive", late)
+    assert line(result, "decode_tok_s@1/coding").verdict == "inconclusive"
+    assert judge(full(notes=["thinking on: refused"]), expect).result == "fail"

@@ -64,10 +64,6 @@ def serve_argv(
     Errors: SparkstackError naming options that are worked out elsewhere, and parallel sizes that are not
     the number of hosts.
     """
-    if recipe.serve.engine != "vllm":
-        found = f"engine {recipe.serve.engine}"
-        problem = Problem(f"recipe {recipe.name}", found, "vllm", "deploy does not start it yet")
-        raise SparkstackError(problem)
     options = recipe.serve.options
     problems = [
         Problem(f"recipe {recipe.name}", f"serve.options.{name}", f"it only from {home}", "remove the option")
@@ -95,10 +91,8 @@ def serve_argv(
             derived["distributed_executor_backend"] = "mp"
     if problems:
         raise SparkstackError(problems)
-    words = ["vllm", "serve", model_path]
-    for name, value in (derived | {k: v for k, v in options.items() if v is not None}).items():
-        words += _words(name, value)
-    return words
+    given = {name: value for name, value in options.items() if value is not None}
+    return words_of(model_path, derived | given)
 
 
 def atlas_argv(
@@ -117,10 +111,9 @@ def atlas_argv(
             "master_addr": rank.head_address,
             "master_port": rank.master_port,
         }
-    for name, value in (derived | recipe.serve.options).items():
-        if value is not None and value is not False:
-            words += _words(name, value)
-    return words
+    # Atlas has no flags that deny: what is false is left out.
+    given = {name: value for name, value in recipe.serve.options.items() if value is not False}
+    return words + flag_words(derived | given)
 
 
 def _sizes(recipe: Recipe) -> tuple[int, int]:
@@ -153,8 +146,16 @@ def _check_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> None
 
 def words_of(model: str, options: Mapping[str, Any]) -> list[str]:
     """`vllm serve MODEL …` with nothing but these options."""
+    return ["vllm", "serve", model, *flag_words(options)]
+
+
+def flag_words(options: Mapping[str, Any]) -> list[str]:
+    """Options as flags: the one rule by which data becomes words, for every engine.
+
+    true is the bare flag, false its denial (`--no-…`), null nothing; a list is several words, an object JSON.
+    """
     given = (item for item in options.items() if item[1] is not None)
-    return ["vllm", "serve", model, *(word for name, value in given for word in _words(name, value))]
+    return [word for name, value in given for word in _words(name, value)]
 
 
 def _words(name: str, value: Any) -> list[str]:

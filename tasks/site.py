@@ -16,7 +16,7 @@ from typing import Any
 
 from pyinfra.api.exceptions import PyinfraError
 
-from sparkstack import launch, nccl, recipe, release, releases
+from sparkstack import engines, launch, nccl, recipe, release, releases
 from sparkstack.distribution import Distribution
 from sparkstack.fabric import FabricPlan, Interface
 from tasks import wheels
@@ -106,15 +106,23 @@ class Site:
     def plugin_wheel(self) -> tuple[Path, str]:
         return wheels.build(PLUGIN)
 
+    @property
+    def has_plugin(self) -> bool:
+        """Does this engine's image get our vLLM plugin?"""
+        return engines.has_plugin(self.recipe.serve.engine)
+
     def _dockerfile(self, image_id: str) -> str:
+        if not self.has_plugin:
+            return render("Dockerfile.plain.j2", image_id=image_id)
         wheel = self.plugin_wheel[0].name
         return render("Dockerfile.j2", wheel=wheel, plugin_version=wheel.split("-")[1], image_id=image_id)
 
     @functools.cached_property
     def image_id(self) -> str:
         # The Dockerfile labels the image with its id, so it is hashed with that place empty.
+        plugin = self.plugin_wheel[1] if self.has_plugin else ""
         return release.image_id(
-            self.image_base, self.plugin_wheel[1], self._dockerfile(""), self.recipe.image.build_args
+            self.image_base, plugin, self._dockerfile(""), self.recipe.image.build_args
         )
 
     @property
@@ -123,7 +131,7 @@ class Site:
 
     @property
     def image_tag(self) -> str:
-        return f"sparkstack/vllm:{self.image_id}"
+        return engines.image_name(self.recipe.serve.engine, self.image_id)
 
     @functools.cached_property
     def transforms(self) -> list[dict[str, Any]]:
@@ -210,11 +218,12 @@ class Site:
             master_port=master_port,
         )
         accelerator = self.data.accelerator
-        serve = launch.serve_argv(
+        engine = engines.started(
             self.recipe, place, bind=self.bind, port=self.recipe.serve.port, accelerator=accelerator
         )
         return launch.docker_argv(
-            serve,
+            engine.words,
+            entrypoint=engine.entrypoint,
             image=self.image_tag,
             checkpoint_dir=self.checkpoint_dir,
             accelerator=accelerator,

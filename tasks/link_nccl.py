@@ -37,8 +37,8 @@ def _path(site: Site) -> str:
 def collective(site: Site) -> Commands:
     """Run NCCL's all_gather over all ranks.
 
-    No-op without a GPU or a fabric, where the gate is off or the image not one of vLLM, while a release serves (it has the memory), and
-    when this image has gathered over the links as they were measured last.
+    No-op without a GPU or a fabric, where the gate is off or the image not one of vLLM, while a release
+    serves (it has the memory), and when this image has gathered over the links as they were measured last.
     """
     if not site.is_head:
         return

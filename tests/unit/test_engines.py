@@ -58,7 +58,8 @@ def test_a_command_gets_what_the_run_works_out() -> None:
     every = recipe(
         engine="command",
         command="srv {model_path} {served_name} [{bind}]:{port} '{rank}/{world}' "
-        """{head_address}:{master_port} --x={host_address} --json '{{"a": {{"b": 1}}}}' --plain '{"a": {"b": 1}}'""",
+        "{head_address}:{master_port} --x={host_address} "
+        """--json '{{"a": {{"b": 1}}}}' --plain '{"a": {"b": 1}}'""",
     )
     assert started(every, 1, 2) == [
         "srv",

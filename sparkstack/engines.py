@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkstack import engine_command, launch
+from sparkstack import engine_atlas, engine_command, engine_ray, launch
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.launch import Accelerator, Rank
 from sparkstack.native import Recipe
@@ -32,13 +32,24 @@ def started(
     """
     match recipe.serve.engine:
         case "atlas":
-            return Started(launch.atlas_argv(recipe, rank, bind=bind, port=port), entrypoint=False)
+            words = engine_atlas.argv(recipe, rank, model_path=MODEL_PATH, bind=bind, port=port)
+            return Started(words, entrypoint=False)
         case "command":
             return Started(command_argv(recipe, rank, bind=bind, port=port))
         case _:
-            return Started(
-                launch.serve_argv(recipe, rank, bind=bind, port=port, accelerator=accelerator)
+            words = launch.serve_argv(
+                recipe, rank, model_path=MODEL_PATH, bind=bind, port=port, accelerator=accelerator
             )
+            if launch.over_ray(recipe, rank.world):
+                words = engine_ray.argv(rank, words, accelerator)
+            return Started(words)
+
+
+def env(recipe: Recipe, world: int) -> dict[str, str]:
+    """The variables of every rank: what its engine needs on so many hosts, and the recipe's, which win."""
+    if world > 1 and recipe.serve.engine == "atlas":
+        return engine_atlas.SEVERAL_ENV | recipe.serve.env
+    return (engine_ray.ENV if launch.over_ray(recipe, world) else {}) | recipe.serve.env
 
 
 def command_argv(recipe: Recipe, rank: Rank, *, bind: str, port: int) -> list[str]:

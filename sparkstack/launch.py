@@ -19,6 +19,8 @@ CONTAINER = "sparkstack-serve"
 MASTER_PORT, MASTER_PORTS = 25000, 5000
 """Where the ranks meet on the head's address: one of so many ports from this one on (below those that the
 kernel gives away by itself)."""
+DATA_PARALLEL_PORT = 13345
+"""Where data parallel replicas meet, on the head's address."""
 FABRIC_ENV = "/etc/sparkstack/fabric.env"
 SERVE_ENV = "/etc/sparkstack/current/serve.env"
 """By way of `current`: the release's own folder is named by a hash over this very command line."""
@@ -77,7 +79,9 @@ def serve_argv(
         derived["tensor_parallel_size"] = _tensor_parallel(recipe, rank.world, problems)
     elif accelerator == "gpu":
         _check_parallel(recipe, rank.world, problems)
-    if rank.world > 1:
+    if over_ray(recipe, rank.world):
+        pass  # Ray knows the hosts; `sparkstack.engine_ray` tells it
+    elif rank.world > 1:
         derived |= {
             "nnodes": rank.world,
             "node_rank": rank.rank,
@@ -86,6 +90,11 @@ def serve_argv(
         }
         if rank.rank > 0:
             derived["headless"] = True
+        if _size(recipe, "data_parallel_size") > 1:
+            # Which replica a host holds follows from its rank; where they meet is said, for a vLLM that
+            # does not take the master's address for it.
+            derived["data_parallel_address"] = rank.head_address
+            derived["data_parallel_rpc_port"] = DATA_PARALLEL_PORT
         # With GPUs vLLM picks mp by itself; its CPU platform does not.
         if accelerator == "cpu" and options.get("distributed_executor_backend") is None:
             derived["distributed_executor_backend"] = "mp"
@@ -95,35 +104,20 @@ def serve_argv(
     return words_of(model_path, derived | given)
 
 
-def atlas_argv(
-    recipe: Recipe, rank: Rank, *, model_path: str = "/model", bind: str, port: int
-) -> list[str]:
-    """The arguments of Atlas's image for one rank: `serve …`. Its flags are not vLLM's; only the first rank
-    answers, and every rank is told its place."""
-    words = ["serve", "--model-from-path", model_path]
-    derived: dict[str, Any] = {"port": port}
-    if rank.rank == 0:
-        derived["bind"] = bind
-    if rank.world > 1:
-        derived |= {
-            "rank": rank.rank,
-            "world_size": rank.world,
-            "master_addr": rank.head_address,
-            "master_port": rank.master_port,
-        }
-    # Atlas has no flags that deny: what is false is left out.
-    given = {name: value for name, value in recipe.serve.options.items() if value is not False}
-    return words + flag_words(derived | given)
+def over_ray(recipe: Recipe, world: int) -> bool:
+    """Do the hosts meet over Ray? Only where the recipe says so; a single host needs nobody to meet."""
+    return world > 1 and recipe.serve.options.get("distributed_executor_backend") == "ray"
+
+
+def _size(recipe: Recipe, name: str) -> int:
+    value = recipe.serve.options.get(name)
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _sizes(recipe: Recipe) -> tuple[int, int]:
     """Tensor parallel size (1 when not said), and the product of the other parallel sizes."""
-
-    def size(name: str) -> int:
-        value = recipe.serve.options.get(name)
-        return value if isinstance(value, int) and value > 0 else 1
-
-    return size("tensor_parallel_size"), size("pipeline_parallel_size") * size("data_parallel_size")
+    others = _size(recipe, "pipeline_parallel_size") * _size(recipe, "data_parallel_size")
+    return _size(recipe, "tensor_parallel_size"), others
 
 
 def _tensor_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> int:

@@ -98,7 +98,7 @@ def _rank(recipe: Recipe, rank: int, world: int) -> Rendered:
         {
             f"/etc/systemd/system/{UNIT}": _unit(recipe),
             f"{CONFIG_DIR}/current/fabric.env": launch.env_file(_fabric_env(host, world)),
-            f"{CONFIG_DIR}/current/serve.env": launch.env_file(recipe.serve.env),
+            f"{CONFIG_DIR}/current/serve.env": launch.env_file(engines.env(recipe, world)),
             f"{CONFIG_DIR}/current/run": launch.run_script(argv),
         },
     )

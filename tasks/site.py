@@ -16,7 +16,7 @@ from typing import Any
 
 from pyinfra.api.exceptions import PyinfraError
 
-from sparkstack import engines, launch, nccl, recipe, release, releases
+from sparkstack import api_key, engines, launch, nccl, recipe, release, releases
 from sparkstack.distribution import Distribution
 from sparkstack.fabric import FabricPlan, Interface
 from tasks import wheels
@@ -152,6 +152,30 @@ class Site:
     def hub_token_path(self) -> str | None:
         return f"{self.secrets_dir}/hub.token" if self.data.hub_token_file else None
 
+    @functools.cached_property
+    def api_key(self) -> str | None:
+        """The endpoint's key; None where the site declares none. Errors: SparkstackError."""
+        return api_key.read(self.data.api_key_file, self.data.api_key_env, os.environ)
+
+    @property
+    def api_key_path(self) -> str | None:
+        """The file on every host with the key."""
+        return f"{self.secrets_dir}/{api_key.KEY_FILE}" if self.api_key else None
+
+    @functools.cached_property
+    def _key_mark(self) -> dict[str, str]:
+        return {api_key.VARIABLES[0]: api_key.mark(self.api_key)} if self.api_key else {}
+
+    @property
+    def secret_files(self) -> list[ManagedFile]:
+        """What only root may read on every host."""
+        if self.api_key is None:
+            return []
+        return [
+            ManagedFile.text(f"{self.secrets_dir}/{api_key.ENV_FILE}", api_key.env_file(self.api_key), "600"),
+            ManagedFile.text(f"{self.secrets_dir}/{api_key.KEY_FILE}", f"{self.api_key}\n", "600"),
+        ]
+
     # The fabric and this rank's place in it.
 
     @property
@@ -218,6 +242,7 @@ class Site:
             master_port=master_port,
         )
         accelerator = self.data.accelerator
+        secrets = [f"{self.secrets_dir}/{api_key.ENV_FILE}"] if self.api_key else []
         engine = engines.started(
             self.recipe, place, bind=self.bind, port=self.recipe.serve.port, accelerator=accelerator
         )
@@ -227,7 +252,7 @@ class Site:
             image=self.image_tag,
             checkpoint_dir=self.checkpoint_dir,
             accelerator=accelerator,
-            env_files=[f"{config}/current/fabric.env", f"{config}/current/serve.env"],
+            env_files=[f"{config}/current/fabric.env", f"{config}/current/serve.env", *secrets],
             shm_size=self.recipe.serve.shm_size,
             extra=self.recipe.serve.extra_docker_args,
         )
@@ -249,8 +274,14 @@ class Site:
             url=self.endpoint if rank == 0 else None,
             model=self.served_model,
             python=self.python,
+            api_key_file=self.api_key_path,
             timeout=self.recipe.serve.ready_timeout_s,
         )
+
+    @property
+    def serve_env(self) -> dict[str, str]:
+        """The variables of every rank's engine (serve.env)."""
+        return engines.env(self.recipe, len(self.hosts))
 
     @functools.cached_property
     def release_id(self) -> str:
@@ -260,7 +291,7 @@ class Site:
             self.checkpoint_id,
             # The port at which the ranks meet is worked out of the id, so it is hashed without it.
             [self._argv(rank, launch.MASTER_PORT) for rank in ranks],
-            [self.recipe.serve.env] * len(self.hosts),
+            [self.serve_env | self._key_mark] * len(self.hosts),
             self.unit_file.content.decode() + "".join(self.ready_script(rank) for rank in ranks),
         )
 
@@ -284,7 +315,7 @@ class Site:
             "model": self.served_model,
             "ready_timeout_s": self.recipe.serve.ready_timeout_s,
             "argv": self.argv(self.rank),
-            "env": releases.env_marks(self.recipe.serve.env),
+            "env": releases.env_marks(self.serve_env) | self._key_mark,
         }
 
     @property
@@ -293,7 +324,7 @@ class Site:
         about = json.dumps(self.about, indent=1, sort_keys=True)
         return [
             ManagedFile.text(f"{folder}/release.json", about + "\n"),
-            ManagedFile.text(f"{folder}/serve.env", launch.env_file(self.recipe.serve.env), "600"),
+            ManagedFile.text(f"{folder}/serve.env", launch.env_file(self.serve_env), "600"),
             ManagedFile.text(f"{folder}/run", launch.run_script(self.argv(self.rank)), "755"),
             ManagedFile.text(f"{folder}/ready", self.ready_script(self.rank), "755"),
         ]

@@ -222,16 +222,34 @@ def missing_pins(
 
 
 SECRET_OPTIONS = ("api_key", "hf_token")
+SECRET_FLAGS = ("--api-key", "--hf-token")
+SECRET_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 def secrets_in(recipe: Recipe) -> list[Problem]:
-    """Options that would put a secret where every user of a host can read it; [] when there is none."""
+    """What would put a secret where users of a host, or of the repository, can read it; [] when there is
+    nothing. The values are never told."""
+    where, serve = f"recipe {recipe.name}", recipe.serve
     remedy = "remove it; arguments can be read by every user of a host"
-    return [
-        Problem(f"recipe {recipe.name}", f"{name} among the options", "no secrets in a recipe", remedy)
+    home = "remove it; see api_key_file and hub_token_file of group_data"
+    wanted = "no secrets in a recipe"
+    result = [
+        Problem(where, f"{name} among the options", wanted, remedy)
         for name in SECRET_OPTIONS
-        if recipe.serve.options.get(name) is not None
+        if serve.options.get(name) is not None
     ]
+    result += [
+        Problem(where, f"env.{name}", wanted, home) for name in SECRET_VARIABLES if serve.env.get(name)
+    ]
+    words = serve.command if isinstance(serve.command, list) else (serve.command or "").split()
+    flags = [word for word in words if word.partition("=")[0] in SECRET_FLAGS]
+    names = [name for name in SECRET_VARIABLES for word in serve.extra_docker_args if f"{name}=" in word]
+    result += [
+        Problem(where, f"{found.partition('=')[0]} in {place}", wanted, home)
+        for place, several in (("serve.command", flags), ("extra_docker_args", names))
+        for found in several
+    ]
+    return result
 
 
 def unsupported(recipe: Recipe) -> list[Problem]:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from sparkstack import hosts, serving_status
+from sparkstack import monitoring as rendered
 from sparkstack.errors import Problem, SparkstackError
 
 SCRIPT = "status.py"
@@ -59,6 +61,32 @@ def status(inventory: str, as_json: bool, watch: bool, interval: float, endpoint
         documents.close()
     if not ok:
         raise SystemExit(1)
+
+
+@click.command()
+@click.argument("inventory")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder; made if missing.")
+def monitoring(inventory: str, out: Path) -> None:
+    """Write what watches the endpoint of INVENTORY: a scrape configuration for Prometheus and a dashboard for
+    Grafana. The hosts are asked what they serve, and not touched."""
+    found = next(_documents(hosts.command(inventory, SCRIPT, [])))
+    if found["endpoint"] is None:
+        why = "; ".join(found["problems"])
+        raise SparkstackError(Problem("monitoring", f"no endpoint ({why})", "one", "run deploy.py first"))
+    names = [host["host"] for host in found["hosts"]]
+    texts = {
+        rendered.SCRAPE: rendered.scrape(found["endpoint"]["url"], found["release"], found["recipe"], names),
+        rendered.DASHBOARD: rendered.dashboard(),
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (out / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SparkstackError(
+            Problem(str(out), (error.strerror or str(error)).lower(), "a folder to write to", "name another")
+        ) from None
+    click.echo("\n".join(str(out / name) for name in texts))
 
 
 def _documents(command: Sequence[str]) -> Generator[dict[str, Any]]:

@@ -28,7 +28,12 @@ REPEATS = 3
 def sparkstack(*words: str) -> str:
     code = "import sys; from sparkstack.cli import main; main(sys.argv[1:])"
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=ROOT, env=_env(), capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *words],
+        cwd=ROOT,
+        env=_env(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"scale: sparkstack {' '.join(words)}: {done.stderr.strip() or done.stdout[-500:]}")
@@ -43,7 +48,8 @@ def deploy(count: int) -> tuple[float, dict[str, Any]]:
     """Seconds of one run, and its report."""
     kind = "single" if count == 1 else "switch"  # the lab's rails are two networks, whatever the number
     fabric = json.dumps({"kind": kind, "port": 0, "base": "192.168.96.0/19"})
-    words = ["inventories/lab.py", "deploy.py", "-y", "--data", "recipe=lab-light", "--data", f"fabric={fabric}"]
+    words = ["inventories/lab.py", "deploy.py", "-y", "--data", "recipe=lab-light"]
+    words += ["--data", f"fabric={fabric}"]
     began = time.monotonic()
     done = subprocess.run(
         [str(BIN / "pyinfra"), *words], cwd=ROOT, env=_env(), capture_output=True, text=True, check=False

@@ -163,13 +163,13 @@ def _about(status: Mapping[str, Any]) -> Iterable[str]:
     yield f"endpoint: {endpoint['url']} {answers} for {endpoint['model'] or 'an unknown model'}"
     yield "  " + ", ".join(
         (
-            f"{_figure(endpoint['generated_tok_s'], '.1f')} tok/s now",
-            f"prompt {_figure(endpoint['prompt_tok_s'], '.1f')} tok/s",
+            f"decode {_figure(endpoint['generated_tok_s'], '.1f', ' tok/s')} now",
+            f"prompt {_figure(endpoint['prompt_tok_s'], '.1f', ' tok/s')}",
             f"requests {_figure(endpoint['running'], 'd')} running",
             f"{_figure(endpoint['waiting'], 'd')} waiting",
             f"KV cache {_figure(endpoint['kv_use'], '.0%')}",
             f"drafts accepted {_figure(endpoint['acceptance'], '.0%')}",
-            f"first token {_figure(endpoint['ttft_s'], '.3f')} s",
+            f"first token {_figure(endpoint['ttft_s'], '.3f', ' s')}",
         )
     )
 
@@ -202,5 +202,5 @@ def _temperature(gpus: Sequence[Mapping[str, float | None]] | None) -> str:
     return ", ".join(f"{value:.0f} °C" for value in known) if known else NOT_CHECKED
 
 
-def _figure(value: float | None, how: str) -> str:
-    return "not measured" if value is None else format(value, how)
+def _figure(value: float | None, how: str, unit: str = "") -> str:
+    return "not measured" if value is None else format(value, how) + unit

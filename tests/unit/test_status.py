@@ -112,7 +112,7 @@ def test_a_cluster_that_serves() -> None:
     ]
     lines = serving_status.lines(found)
     assert lines[1] == "endpoint: http://h:8000 answers for m"
-    assert "40.0 tok/s now" in lines[2] and "drafts accepted not measured" in lines[2]
+    assert "decode 40.0 tok/s now" in lines[2] and "drafts accepted not measured" in lines[2]
     assert re.split(r"  +", lines[4]) == [
         "a", "0", "serves", "1:00 min", "2", "r1", "3.0 of 4.0 GiB", "61 °C",
     ]  # fmt: skip

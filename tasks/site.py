@@ -318,6 +318,7 @@ class Site:
             "base": self.image_base,
             "checkpoint": self.checkpoint_id,
             "source": {"repo": source.repo, "revision": source.revision},
+            "donors": [step["donor"] for step in self.transforms if step.get("donor")],
             "transforms": [step["name"] for step in self.transforms],
             "endpoint": self.endpoint,
             "model": self.served_model,

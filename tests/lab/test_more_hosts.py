@@ -155,7 +155,8 @@ def test_four_hosts_serve_a_stand_in(
     run = pyinfra(*words, inventory=inventory)
     assert run.code == 0, run.output
     for number in range(1, 5):
-        assert f"--rank {number - 1} --world 4 " in ask(number, "docker inspect -f '{{.Args}}' sparkstack-serve")
+        words = ask(number, "docker inspect -f '{{.Args}}' sparkstack-serve")
+        assert f"--rank {number - 1} --world 4 " in words
     body = json.dumps({"model": "light", "prompt": "x", "max_tokens": 3})
     answer = ask(1, f"curl -sS http://127.0.0.1:8000/v1/completions -d '{body}'")
     assert json.loads(answer)["usage"]["completion_tokens"] == 3

@@ -51,7 +51,8 @@ def deploy(count: int) -> tuple[float, dict[str, Any]]:
     kind = "single" if count == 1 else "switch"  # the lab's rails are two networks, whatever the number
     fabric = json.dumps({"kind": kind, "port": 0, "base": "192.168.96.0/19"})
     words = ["inventories/lab.py", "deploy.py", "-y", "--data", "recipe=lab-light"]
-    words += ["--data", f"fabric={fabric}"]
+    # A host that joins gets Docker's settings, and with them a restart, while others serve.
+    words += ["--data", f"fabric={fabric}", "--data", "restart_serving=yes"]
     began = time.monotonic()
     done = subprocess.run(
         [str(BIN / "pyinfra"), *words], cwd=ROOT, env=_env(), capture_output=True, text=True, check=False

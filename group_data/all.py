@@ -217,6 +217,11 @@ management_interface = "enP7s7"
 # Where the endpoint listens on the head: an IP address, or "management" for the head's own.
 serve_bind = "127.0.0.1"
 
+# The API key that the endpoint asks for: a file ON THE CONTROLLER with it, or the name of a variable of the
+# controller's environment. On the hosts it is in files that root alone reads. Both None: no key is asked for.
+api_key_file: str | None = None
+api_key_env: str | None = None
+
 # TCP port of the shares (images and checkpoints for the other hosts, over the fabric).
 share_port = 18090
 

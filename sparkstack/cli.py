@@ -14,6 +14,7 @@ from sparkstack.errors import Problem, SparkstackError
 from sparkstack.recipe_cli import recipe
 from sparkstack.report import RunReport
 from sparkstack.report_text import render
+from sparkstack.status_cli import monitoring, status
 
 
 class Main(click.Group):
@@ -87,3 +88,5 @@ def list_releases(inventory: str) -> None:
 
 
 main.add_command(recipe)
+main.add_command(status)
+main.add_command(monitoring)

@@ -217,6 +217,8 @@ class Knobs(Strict):
     link_wanted: LinkWanted
     management_interface: NetworkInterface
     serve_bind: Bind
+    api_key_file: str | None
+    api_key_env: EnvName | None
     share_port: Annotated[int, Field(ge=1, le=65535)]
     distribution: Distribution
 

@@ -19,6 +19,8 @@ CONTAINER = "sparkstack-serve"
 MASTER_PORT, MASTER_PORTS = 25000, 5000
 """Where the ranks meet on the head's address: one of so many ports from this one on (below those that the
 kernel gives away by itself)."""
+DATA_PARALLEL_PORT = 13345
+"""Where data parallel replicas meet, on the head's address."""
 FABRIC_ENV = "/etc/sparkstack/fabric.env"
 SERVE_ENV = "/etc/sparkstack/current/serve.env"
 """By way of `current`: the release's own folder is named by a hash over this very command line."""
@@ -64,10 +66,6 @@ def serve_argv(
     Errors: SparkstackError naming options that are worked out elsewhere, and parallel sizes that are not
     the number of hosts.
     """
-    if recipe.serve.engine != "vllm":
-        found = f"engine {recipe.serve.engine}"
-        problem = Problem(f"recipe {recipe.name}", found, "vllm", "deploy does not start it yet")
-        raise SparkstackError(problem)
     options = recipe.serve.options
     problems = [
         Problem(f"recipe {recipe.name}", f"serve.options.{name}", f"it only from {home}", "remove the option")
@@ -78,10 +76,12 @@ def serve_argv(
     if rank.rank == 0:
         derived |= {"host": bind, "port": port}
     if options.get("tensor_parallel_size") is None:
-        derived["tensor_parallel_size"] = _tensor_parallel(recipe, rank.world, problems)
+        derived |= _parallel(recipe, rank.world, problems)
     elif accelerator == "gpu":
         _check_parallel(recipe, rank.world, problems)
-    if rank.world > 1:
+    if over_ray(recipe, rank.world):
+        pass  # Ray knows the hosts; `sparkstack.engine_ray` tells it
+    elif rank.world > 1:
         derived |= {
             "nnodes": rank.world,
             "node_rank": rank.rank,
@@ -90,57 +90,60 @@ def serve_argv(
         }
         if rank.rank > 0:
             derived["headless"] = True
+        if _size(recipe, "data_parallel_size") > 1:
+            # Which replica a host holds follows from its rank; where they meet is said, for a vLLM that
+            # does not take the master's address for it.
+            derived["data_parallel_address"] = rank.head_address
+            derived["data_parallel_rpc_port"] = DATA_PARALLEL_PORT
         # With GPUs vLLM picks mp by itself; its CPU platform does not.
         if accelerator == "cpu" and options.get("distributed_executor_backend") is None:
             derived["distributed_executor_backend"] = "mp"
     if problems:
         raise SparkstackError(problems)
-    words = ["vllm", "serve", model_path]
-    for name, value in (derived | {k: v for k, v in options.items() if v is not None}).items():
-        words += _words(name, value)
-    return words
+    given = {name: value for name, value in options.items() if value is not None}
+    return words_of(model_path, derived | given)
 
 
-def atlas_argv(
-    recipe: Recipe, rank: Rank, *, model_path: str = "/model", bind: str, port: int
-) -> list[str]:
-    """The arguments of Atlas's image for one rank: `serve …`. Its flags are not vLLM's; only the first rank
-    answers, and every rank is told its place."""
-    words = ["serve", "--model-from-path", model_path]
-    derived: dict[str, Any] = {"port": port}
-    if rank.rank == 0:
-        derived["bind"] = bind
-    if rank.world > 1:
-        derived |= {
-            "rank": rank.rank,
-            "world_size": rank.world,
-            "master_addr": rank.head_address,
-            "master_port": rank.master_port,
-        }
-    for name, value in (derived | recipe.serve.options).items():
-        if value is not None and value is not False:
-            words += _words(name, value)
-    return words
+def over_ray(recipe: Recipe, world: int) -> bool:
+    """Do the hosts meet over Ray? Only where the recipe says so; a single host needs nobody to meet."""
+    return world > 1 and recipe.serve.options.get("distributed_executor_backend") == "ray"
+
+
+def _size(recipe: Recipe, name: str) -> int:
+    value = recipe.serve.options.get(name)
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _sizes(recipe: Recipe) -> tuple[int, int]:
     """Tensor parallel size (1 when not said), and the product of the other parallel sizes."""
-
-    def size(name: str) -> int:
-        value = recipe.serve.options.get(name)
-        return value if isinstance(value, int) and value > 0 else 1
-
-    return size("tensor_parallel_size"), size("pipeline_parallel_size") * size("data_parallel_size")
+    others = _size(recipe, "pipeline_parallel_size") * _size(recipe, "data_parallel_size")
+    return _size(recipe, "tensor_parallel_size"), others
 
 
-def _tensor_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> int:
+def _parallel(recipe: Recipe, world: int, problems: list[Problem]) -> dict[str, int]:
+    """Tensor parallel size: the hosts that the other sizes leave. Where the model's heads do not divide by
+    that and the recipe says nothing of pipeline parallel, what the heads leave is that."""
     _, others = _sizes(recipe)
     if world % others:
         found = f"pipeline × data parallel size {others} on {world} hosts"
         problems.append(
             Problem(f"recipe {recipe.name}", found, f"a divisor of {world}", "correct serve.options")
         )
-    return max(world // others, 1)
+    left = max(world // others, 1)
+    if recipe.serve.options.get("pipeline_parallel_size") is not None:
+        return {"tensor_parallel_size": left}
+    tensor = max(size for size in range(1, left + 1) if left % size == 0 and _heads_divide(recipe, size))
+    pipeline = {} if tensor == left else {"pipeline_parallel_size": left // tensor}
+    return {"tensor_parallel_size": tensor, **pipeline}
+
+
+def _heads_divide(recipe: Recipe, size: int) -> bool:
+    """Can so many ranks share the model's heads, as far as `metadata` says how many there are? KV heads may
+    also be repeated, each on as many ranks as the others."""
+    heads, kv_heads = (recipe.metadata.get(name) for name in ("num_attention_heads", "num_kv_heads"))
+    if type(heads) is int and heads > 0 and heads % size:
+        return False
+    return not (type(kv_heads) is int and kv_heads > 0 and kv_heads % size and size % kv_heads)
 
 
 def _check_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> None:
@@ -153,8 +156,16 @@ def _check_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> None
 
 def words_of(model: str, options: Mapping[str, Any]) -> list[str]:
     """`vllm serve MODEL …` with nothing but these options."""
+    return ["vllm", "serve", model, *flag_words(options)]
+
+
+def flag_words(options: Mapping[str, Any]) -> list[str]:
+    """Options as flags: the one rule by which data becomes words, for every engine.
+
+    true is the bare flag, false its denial (`--no-…`), null nothing; a list is several words, an object JSON.
+    """
     given = (item for item in options.items() if item[1] is not None)
-    return ["vllm", "serve", model, *(word for name, value in given for word in _words(name, value))]
+    return [word for name, value in given for word in _words(name, value)]
 
 
 def _words(name: str, value: Any) -> list[str]:

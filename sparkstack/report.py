@@ -72,6 +72,7 @@ class RunReport(BaseModel):
     endpoint: str | None = None
     head: str | None = None
     model: str | None = None
+    api_key: bool = False
     links: dict[str, Any] | None = None
     collective: dict[str, Any] | None = None
     measurement: dict[str, Any] | None = None
@@ -163,12 +164,15 @@ def result_of(verdict: dict[str, Any] | None) -> Result:
     return "pass" if met else "baseline"
 
 
-def curl(endpoint: str, model: str, head: str | None = None) -> str:
-    """A command line that asks the endpoint something; through ssh where it listens on the head alone."""
+def curl(endpoint: str, model: str, head: str | None = None, api_key: bool = False) -> str:
+    """A command line that asks the endpoint something; through ssh where it listens on the head alone. A key
+    is taken from the variable KEY of who runs it."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}
     url = endpoint.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
     words = ["curl", "-sS", url, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
     line = shlex.join(words)
+    if api_key:
+        line = line.replace(" -d ", ' -H "Authorization: Bearer $KEY" -d ', 1)
     if head and urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
         return shlex.join(["ssh", head, line])
     return line

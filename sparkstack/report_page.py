@@ -62,7 +62,9 @@ def page(report: RunReport, earlier: Sequence[Entry] = ()) -> str:
         headline=_headline(report),
         status=_status(report),
         blocks=[block for block in blocks if block["measurement"] or block["title"]],
-        command=curl(report.endpoint, report.model or "", report.head) if report.endpoint else None,
+        command=curl(report.endpoint, report.model or "", report.head, report.api_key)
+        if report.endpoint
+        else None,
         deployed=_deployed(report),
         stages=_stages(report),
         stage_plot=_stage_plot(report),

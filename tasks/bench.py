@@ -73,7 +73,7 @@ def wish(one: Any) -> Wish:
         # The default recipe says nothing of an endpoint that somebody else runs.
         named = url is None or declared.homes(one).get("recipe") == "--data"
         chosen = _recipe(str(data.recipe)) if named else None
-        return Wish(profile, url, model, _key(data.get("api_key_file")), chosen)
+        return Wish(profile, url, model, _key(one, url is None), chosen)
     except SparkstackError as error:
         raise SiteError(str(error)) from None
 
@@ -88,10 +88,14 @@ def _base(url: str) -> str:
         raise SparkstackError(Problem("--data", f"url = {shown!r}", wanted, remedy)) from None
 
 
-def _key(file: Any) -> str | None:
-    """The API key: of a file, or of the environment; never of an argument."""
+def _key(one: Any, own: bool) -> str | None:
+    """The API key: of a file, or of the environment; never of an argument. What the site declares for its
+    `own` endpoint goes to no other."""
+    file, variable = one.data.get("api_key_file"), one.data.get("api_key_env")
+    if not own and declared.homes(one).get("api_key_file") != "--data":
+        file = variable = None
     if file is None:
-        return os.environ.get(KEY_VARIABLE) or None
+        return os.environ.get(variable or KEY_VARIABLE) or os.environ.get(KEY_VARIABLE) or None
     path = Path(str(file)).expanduser()
     try:
         key = path.read_text(encoding="utf-8").strip()

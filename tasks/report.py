@@ -20,7 +20,7 @@ from pyinfra import state as current_state
 from pyinfra.api.state import BaseStateCallback
 from rich.console import Console
 
-from sparkstack import report_files
+from sparkstack import api_key, report_files
 from sparkstack.errors import SparkstackError
 from sparkstack.report import HostSeen, RunReport
 from sparkstack.report_text import render
@@ -175,6 +175,7 @@ def note_serving(
         _report.serving = release
         _report.endpoint, _report.model = about.get("endpoint"), about.get("model")
         _report.head = None if head.name == "@local" else head.name
+        _report.api_key = api_key.VARIABLES[0] in (about.get("env") or {})
         _report.serving_measurement, _report.serving_verdict = measurement, verdict
 
 
@@ -196,7 +197,7 @@ def note_endpoint(site: Any) -> None:
         _report.endpoint = site.endpoint
         # This machine needs no ssh to ask itself.
         _report.head = None if site.head.name == "@local" else site.head.name
-        _report.model = site.served_model
+        _report.model, _report.api_key = site.served_model, site.api_key is not None
 
 
 def note_benchmark(site: Any, measurement: dict[str, Any], verdict: dict[str, Any]) -> None:

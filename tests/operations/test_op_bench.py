@@ -168,7 +168,7 @@ def test_a_host_without_the_environment_says_what_else(noted: RunReport) -> None
         ({"profile": "big"}, "--data: found profile = 'big'; wanted one of: smoke, standard, full; --data profile=smoke"),
         ({"model": "x"}, "--data: found model = 'x' without url; wanted url beside it"),
         ({"api_key_file": "/nope"}, "api_key_file: found /nope: No such file or directory; wanted a file with the API key"),
-        ({"recipe": "nope"}, "recipe: found 'nope'; wanted one of: lab-tiny"),
+        ({"recipe": "nope"}, "recipe: found 'nope'; wanted one of: lab-light, lab-tiny"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(data: dict[str, Any], line: str) -> None:

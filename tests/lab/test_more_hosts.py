@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.rerun import hosts
-from lab import engine, nodes
+from lab import engine
 from sparkstack import topology
 from tests.lab.conftest import ROOT, pyinfra
 from tests.lab.test_doctor import bad, doctor
@@ -42,21 +42,6 @@ def four(state: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ite
             yield found
         finally:
             hosts.down()
-
-
-@pytest.fixture
-def outside(state: dict[str, Any], four: list[str]) -> Iterator[str]:
-    """The address by which these four reach the lab's registry and hub; they are on another network."""
-    client = engine.connect()
-    assert client is not None
-    container = client.containers.get(nodes.OUTSIDE)
-    bridge = client.networks.get("bridge")
-    bridge.connect(container)
-    try:
-        container.reload()
-        yield str(container.attrs["NetworkSettings"]["Networks"]["bridge"]["IPAddress"])
-    finally:
-        bridge.disconnect(container)
 
 
 def ask(number: int, command: str) -> str:
@@ -132,33 +117,4 @@ def test_an_example_inventory_with_only_its_addresses_swapped(
     assert (run.code, bad(report)) == (0, []), run.output
     assert {line["host"] for line in report["lines"]} == {*names, "all hosts"}
     run = pyinfra(*words, inventory=str(inventory))
-    assert (run.code, run.changed()) == (0, {}), run.output
-
-
-def test_four_hosts_serve_a_stand_in(
-    four: list[str], outside: str, state: dict[str, Any], tmp_path: Path
-) -> None:
-    """Ranks of the light engine over the ring: all of a run but the links and the measurement."""
-    values = {
-        "ssh_key": hosts.KEY,
-        "ssh_known_hosts_file": hosts.KNOWN_HOSTS,
-        "recipe": "lab-light",
-        "accelerator": "cpu",
-        "accepted_systems": '["debian:12"]',
-        "docker_mirrors": json.dumps([f"http://{outside}:5000"]),
-        "hub_endpoint": f"http://{outside}:8080",
-        "image_bases": json.dumps(state["image_base"]),
-    }
-    words = ["-y", "--data", "only=preflight,host,docker,conda,fabric,image,checkpoint,serve"]
-    words += [word for key, value in values.items() for word in ("--data", f"{key}={value}")]
-    inventory = str(swapped("ring", four, tmp_path))
-    run = pyinfra(*words, inventory=inventory)
-    assert run.code == 0, run.output
-    for number in range(1, 5):
-        words = ask(number, "docker inspect -f '{{.Args}}' sparkstack-serve")
-        assert f"--rank {number - 1} --world 4 " in words
-    body = json.dumps({"model": "light", "prompt": "x", "max_tokens": 3})
-    answer = ask(1, f"curl -sS http://127.0.0.1:8000/v1/completions -d '{body}'")
-    assert json.loads(answer)["usage"]["completion_tokens"] == 3
-    run = pyinfra(*words, inventory=inventory)
     assert (run.code, run.changed()) == (0, {}), run.output

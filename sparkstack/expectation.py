@@ -203,7 +203,8 @@ class Benchmark(Strict):
         for name in names or []:
             if name not in QUALITY:
                 near = get_close_matches(name, QUALITY, 1)
-                raise refusal(f"names of tests: {', '.join(QUALITY)}", f"did you mean {near[0]!r}?" if near else "")
+                remedy = f"did you mean {near[0]!r}?" if near else ""
+                raise refusal(f"names of tests: {', '.join(QUALITY)}", remedy)
         return names
 
     @model_validator(mode="after")

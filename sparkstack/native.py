@@ -31,7 +31,7 @@ from sparkstack.schema import Strict, refusal
 from sparkstack.transforms import Transform
 from sparkstack.yamlfile import Document
 
-PLUGIN_FEATURES = frozenset({"int8_lm_head", "hybrid"})
+PLUGIN_FEATURES = frozenset({"int8_lm_head", "hybrid", "draft_head", "ngram_table", "fp8_dense_at_load"})
 """Features of files/patches/ that there are; a test compares."""
 
 

@@ -45,4 +45,5 @@ SUPPORTED = Range((0, 19), (0, 34))
 FEATURES: tuple[Feature, ...] = (
     Feature("int8_lm_head", "hold the LM head in INT8, one scale a row", supported=SUPPORTED),
     Feature("hybrid", "AutoRound checkpoints in which some layers are FP8", supported=SUPPORTED),
+    Feature("draft_head", "draft with the checkpoint's pruned head", supported=SUPPORTED),
 )

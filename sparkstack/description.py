@@ -140,7 +140,7 @@ def of_native(recipe: Recipe, document: Document) -> Launch:
         metadata=dict(recipe.metadata),
         transforms=tuple(step.name for step in recipe.checkpoint.transforms),
         plugin=dict(recipe.image.plugin),
-        changes=tuple(recipe.image.upstream_changes),
+        changes=tuple(recipe.image.changes),
         version=tuple(int(part) for part in (recipe.image.version or "").split(".") if part),
         accept=dict(recipe.accept),
         lines=lines,

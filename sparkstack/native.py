@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from sparkstack import engine_command
 from sparkstack.errors import Problem
 from sparkstack.expectation import Benchmark, Expect
+from sparkstack.image_source import Build, SourceBuild
 from sparkstack.recipe_fields import (
     ENGINE_DERIVED,
     UNVERIFIED,
@@ -63,17 +64,36 @@ class Checkpoint(Strict):
 
 
 class Image(Strict):
-    """What our image is built on, and the build's arguments.
+    """What our image is built on, and how (see sparkstack.image_source); the build's arguments.
 
-    `version` is the engine's in the base, and `upstream_changes` are pull requests of vLLM that the base must
-    hold: both only inform `check`. `plugin` switches features of our vLLM plugin on or off.
+    `version` is the engine's in the image, and `upstream_changes` are pull requests of vLLM that the base
+    must hold: both only inform `check`, but that a build from source is marked with `version`. `source` is
+    what is built, with `build: source` alone. `plugin` switches features of our vLLM plugin on or off.
     """
 
     base: str = Field(min_length=1)
+    build: Build = "layer"
+    source: SourceBuild | None = None
     version: Version | None = None
     upstream_changes: list[int] = Field(default_factory=list)
     plugin: dict[OptionName, bool] = Field(default_factory=dict)
     build_args: dict[EnvName, PlainText] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Image:
+        if (self.build == "source") != (self.source is not None):
+            raise refusal("`build: source` and `source` together, or neither")
+        if self.build == "source" and self.version is None:
+            raise refusal("`version` beside `build: source`, which the wheel is marked with")
+        if self.build == "pull" and self.build_args:
+            raise refusal("no build_args with `build: pull`, which builds nothing")
+        return self
+
+    @property
+    def changes(self) -> list[int]:
+        """Pull requests of vLLM that are in the image, by the recipe's word or by its build."""
+        built = [change.pull for change in self.source.changes] if self.source else []
+        return [*self.upstream_changes, *(pull for pull in built if pull not in self.upstream_changes)]
 
 
 def _command(value: Any) -> Any:

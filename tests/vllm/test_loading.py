@@ -45,6 +45,7 @@ def processed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     def init(self: Any, config: Any) -> None:
         self.quant_config, self.weight_block_size = config, config.weight_block_size
         self.block_quant, self.act_q_static, self.use_marlin = True, False, False
+        self.is_scale_e8m0 = False
 
     monkeypatch.setattr(Fp8LinearMethod, "__init__", init)
     monkeypatch.setattr(Fp8LinearMethod, "process_weights_after_loading", lambda _, layer: seen.append(layer))

@@ -34,6 +34,14 @@ from sparkstack.yamlfile import Document
 
 PLUGIN_FEATURES = frozenset({"int8_lm_head", "hybrid", "draft_head", "ngram_table", "fp8_dense_at_load"})
 """Features of files/patches/ that there are; a test compares."""
+PLUGIN_KNOBS = frozenset(
+    {
+        "SPARKSTACK_NGRAM_TABLE_IO",
+        "SPARKSTACK_NGRAM_TABLE_THREADS",
+        "SPARKSTACK_FP8_DENSE_AT_LOAD_LAYERS",
+    }
+)
+"""What else the plugin reads of the environment."""
 
 
 class Source(Strict):
@@ -90,10 +98,10 @@ class Image(Strict):
         return self
 
     @property
-    def changes(self) -> list[int]:
-        """Pull requests of vLLM that are in the image, by the recipe's word or by its build."""
-        built = [change.pull for change in self.source.changes] if self.source else []
-        return [*self.upstream_changes, *(pull for pull in built if pull not in self.upstream_changes)]
+    def changes_of_base(self) -> list[int]:
+        """Pull requests of vLLM that the base must hold: those that its build does not bring."""
+        built = {change.pull for change in self.source.changes} if self.source else set()
+        return [pull for pull in self.upstream_changes if pull not in built]
 
 
 def _command(value: Any) -> Any:

@@ -39,7 +39,7 @@ def test_a_source_build_as_a_recipe_has_it(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text(RECIPE)
     image = load_recipe(path).image
-    assert image.source is not None and image.changes == [38325]
+    assert image.source is not None and image.source.changes[0].pull == 38325
     assert (image.source.cuda_arch, image.source.python, image.source.jobs) == ("12.1a", "3.12", None)
 
 

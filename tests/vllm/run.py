@@ -117,7 +117,7 @@ def main() -> None:
     environ = {**os.environ, "TRITON_INTERPRET": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     kernels = [
         str(ROOT / "tests" / "unit" / f"test_plugin_{name}.py")
-        for name in ("kernels", "int8_lm_head", "draft_head")
+        for name in ("kernels", "int8_lm_head", "draft_head", "loading")
     ]
     failed = subprocess.run([*pytest, "--noconftest", *kernels], cwd=ROOT, env=environ).returncode
     # The dispatch tests import Triton as vLLM does, and vLLM has no use for an interpreter.

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparkstack_vllm.ngram_table import Stage, TableFile, refuse, settings
 from sparkstack_vllm.plugin import log
 
+LAYERS = "_sparkstack_ngram_layers"
 OFF = "set SPARKSTACK_NGRAM_TABLE=0"
 
 
@@ -79,14 +80,19 @@ def install() -> None:
     state = model_state.Qwen4ExpModelState
     prepare, prepare_dummy = state.prepare_inputs, state.prepare_dummy_inputs
 
-    def layers(model: Any) -> list[Any]:
-        return [m for m in model.modules() if isinstance(getattr(m, "ngram_embedding", None), DiskEmbedding)]
+    def layers(runner: Any) -> list[Any]:
+        found = runner.__dict__.get(LAYERS)
+        if found is None:  # a walk over thousands of modules, once
+            every = runner.model.modules()
+            found = [m for m in every if isinstance(getattr(m, "ngram_embedding", None), DiskEmbedding)]
+            setattr(runner, LAYERS, found)
+        return list(found)
 
     def prepare_inputs(self: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
         made = prepare(self, input_batch, *args, **kwargs)
         if "ngram_context" in made:
             ids = input_batch.input_ids[: input_batch.num_tokens]
-            for layer in layers(self.model):
+            for layer in layers(self):
                 rows = layer.compute_ngram_ids(ids, made["query_start_loc"], made["ngram_context"])
                 layer.ngram_embedding.stage.fill(rows)
                 layer.ngram_embedding.prepared = True
@@ -94,7 +100,7 @@ def install() -> None:
 
     def prepare_dummy_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Profiling and capture: what the buffer holds does not matter.
-        for layer in layers(self.model):
+        for layer in layers(self):
             layer.ngram_embedding.prepared = True
         return prepare_dummy(self, *args, **kwargs)
 

@@ -317,6 +317,10 @@ def contradictions(recipe: Recipe, document: Document) -> list[Problem]:
             found = f"expect.{'.'.join(keys)} for {streams} streams"
             wanted = f"one of benchmark.streams {recipe.benchmark.streams}"
             result.append(Problem(where, found, wanted, f"add {streams} to benchmark.streams"))
+    if recipe.image.build == "source" and recipe.serve.engine != "vllm":
+        where = document.where(("image", "build"))
+        found = f"image.build: source with engine {recipe.serve.engine}"
+        result.append(Problem(where, found, "engine vllm, which is what is built", "correct one of the two"))
     for feature, on in recipe.image.plugin.items():
         name = plugin_switch(feature)
         if recipe.serve.engine != "vllm":

@@ -75,3 +75,11 @@ def test_pull_only_takes_no_arguments(tmp_path: Path) -> None:
 def test_no_shell_in_an_url(tmp_path: Path, text: str) -> None:
     said = told(tmp_path, "    commit", f"    repository: \"{text}\"\n    commit")
     assert "wanted an https URL" in said
+
+
+def test_only_vllm_is_built(tmp_path: Path) -> None:
+    said = told(tmp_path, "serve: {}", "serve: {engine: atlas}")
+    assert said == (
+        "r.yaml:7: found image.build: source with engine atlas; wanted engine vllm, which is what is built; "
+        "correct one of the two"
+    )

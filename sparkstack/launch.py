@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparkstack.errors import Problem, SparkstackError
+from sparkstack.image_source import ENCODER_BACKEND
 from sparkstack.recipe import Recipe
 from sparkstack.recipe_fields import DERIVED_OPTIONS, argument_name
 
@@ -75,6 +76,8 @@ def serve_argv(
     derived: dict[str, Any] = {"served_model_name": recipe.served_name}
     if rank.rank == 0:
         derived |= {"host": bind, "port": port}
+    if recipe.image.build == "source" and accelerator == "gpu":
+        derived["mm_encoder_attn_backend"] = ENCODER_BACKEND  # an option of the recipe wins
     if options.get("tensor_parallel_size") is None:
         derived |= _parallel(recipe, rank.world, problems)
     elif accelerator == "gpu":

@@ -213,6 +213,12 @@ management_interface = "enP7s7"
 # Where the endpoint listens on the head: an IP address, or "management" for the head's own.
 serve_bind = "127.0.0.1"
 
+# What watches that tokens come, on every host; docs/serving.md. enabled: False takes it away. interval_s:
+# between two looks. timeout_s: for one token. misses: so many without a token, while the engine's counters
+# stand still, and the group is started again. away_s: so long may a worker's head be gone before the worker
+# ends its engine and waits for a new group.
+watchdog: dict[str, object] = {"enabled": True, "interval_s": 15, "timeout_s": 30, "misses": 4, "away_s": 120}
+
 # TCP port of the shares (images and checkpoints for the other hosts, over the fabric).
 share_port = 18090
 

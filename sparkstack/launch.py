@@ -215,6 +215,11 @@ def docker_argv(
     return [*words, "--entrypoint", serve[0], *extra, image, *serve[1:]]
 
 
+def journaled(rank: int, release: str, argv: Sequence[str]) -> list[str]:
+    """`argv` with its output in the journal under rank and release (`journalctl -t`)."""
+    return ["systemd-cat", f"--identifier=sparkstack-rank{rank}-{release}", *argv]
+
+
 def run_script(argv: Sequence[str]) -> str:
     """A shell script that becomes `argv`: one quoted word a line, so that two releases can be compared."""
     if not argv or any("\0" in word for word in argv):

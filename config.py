@@ -17,10 +17,11 @@ os.environ.setdefault("PYINFRA_PROGRESS", "off")
 # What paramiko logs of a connection that breaks is a traceback; pyinfra says the same in a line.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
-# For the doctor a host that does not answer is a finding: the others are examined all the same, and nobody is
-# asked whether to go on. Without -y pyinfra would ask, before any code of ours runs.
+# For who only looks a host that does not answer is a finding: the others are looked at all the same, and
+# nobody is asked whether to go on. Without -y pyinfra would ask, before any code of ours runs.
 _doctor = any(word.endswith("doctor.py") for word in sys.argv)
-if _doctor:
+_status = any(word.endswith("status.py") for word in sys.argv)
+if _doctor or _status:
     config.FAIL_PERCENT = None
     cli._do_confirm = lambda message: "failed to connect" in message
 
@@ -29,8 +30,10 @@ def _connect_all(state, connect=cli.connect_all):
     try:
         connect(state)
     except PyinfraError as error:
-        from tasks import declaration, doctor
+        from tasks import declaration, doctor, status
 
+        if _status:
+            sys.exit(status.nobody_answers(state.inventory))
         if _doctor:
             sys.exit(doctor.nobody_answers(state.inventory))
         # pyinfra would say how many percent of the hosts failed.

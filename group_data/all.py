@@ -219,6 +219,11 @@ serve_bind = "127.0.0.1"
 # ends its engine and waits for a new group.
 watchdog: dict[str, object] = {"enabled": True, "interval_s": 15, "timeout_s": 30, "misses": 4, "away_s": 120}
 
+# The API key that the endpoint asks for: a file ON THE CONTROLLER with it, or the name of a variable of the
+# controller's environment. On the hosts it is in files that root alone reads. Both None: no key is asked for.
+api_key_file: str | None = None
+api_key_env: str | None = None
+
 # TCP port of the shares (images and checkpoints for the other hosts, over the fabric).
 share_port = 18090
 

@@ -14,7 +14,7 @@ from typing import Any
 import docker
 from docker.models.containers import Container
 
-from lab import content, engine, images, keys, network, nodes, publish, ssh
+from lab import content, engine, images, keys, light_image, network, nodes, publish, ssh
 from lab.paths import (
     CHECKOUT,
     KEY,
@@ -45,9 +45,13 @@ def up(count: int | None = None, progress: Progress = quiet) -> dict[str, Any]:
         network.ensure(client)
         subnet = network.subnet(client, network.MANAGEMENT)
         services = _outside(client, image, made.base, subnet, progress)
-        base = publish.publish(
-            client, made.base, services["registry"], _push_port(nodes.find(client, nodes.OUTSIDE)), progress
-        )
+        port = _push_port(nodes.find(client, nodes.OUTSIDE))
+        home = publish.storage(made.base)
+        bases = {}
+        for tag in (made.base, light_image.build(client, progress)):
+            bases[tag.partition(":")[0]] = publish.publish(
+                client, tag, home, services["registry"], port, progress
+            )
         found = _nodes(client, image, subnet, count, progress)
         state = {
             "format": 1,
@@ -56,7 +60,7 @@ def up(count: int | None = None, progress: Progress = quiet) -> dict[str, Any]:
             "key": str(KEY.relative_to(ROOT)),
             "known_hosts": str(KNOWN_HOSTS.relative_to(ROOT)),
             **services,
-            "image_base": {publish.REPOSITORY: base},
+            "image_base": bases,
             "conda": {
                 "url": f"{services['files']}/miniforge/{content.CONDA_NAME}",
                 "sha256": made.conda_sha256,

@@ -1,4 +1,4 @@
-"""The serving image's base goes into the lab's registry, once per image, and is known by its digest after."""
+"""Base images go into the lab's registry, once per image, and are known by their digests after."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import docker
 
 from lab.paths import CACHE, LabError, Progress, digest
 
-REPOSITORY = "sparkstack-lab/vllm-cpu"
-
 
 def storage(tag: str) -> Path:
-    """Where the registry keeps image `tag`; folders of other images go, for each holds gigabytes."""
+    """Where the registry keeps image `tag`, and small ones beside it; folders of other images go, for each
+    holds gigabytes."""
     top = CACHE / "registry"
     kept = top / digest(tag)
     kept.mkdir(parents=True, exist_ok=True)
@@ -26,23 +25,27 @@ def storage(tag: str) -> Path:
     return kept
 
 
-def publish(client: docker.DockerClient, tag: str, registry: str, port: int, progress: Progress) -> str:
-    """Pushes `tag` through 127.0.0.1:`port` unless `registry` (a URL) has it; returns `repo@sha256:…`."""
-    mark = storage(tag) / "published.json"
+def publish(
+    client: docker.DockerClient, tag: str, home: Path, registry: str, port: int, progress: Progress
+) -> str:
+    """Pushes `tag` through 127.0.0.1:`port` unless `registry` (a URL), whose files are in `home`, has it;
+    returns `repo@sha256:…`."""
+    repository = tag.partition(":")[0]
+    mark = home / f"published-{digest(tag)}.json"
     if mark.exists():
         found = str(json.loads(mark.read_text())["digest"])
-        if _has(registry, found):
-            return f"{REPOSITORY}@{found}"
-    local = f"127.0.0.1:{port}/{REPOSITORY}"
+        if _has(registry, repository, found):
+            return f"{repository}@{found}"
+    local = f"127.0.0.1:{port}/{repository}"
     client.images.get(tag).tag(local, tag="lab")
     try:
         found = _push(client, local, progress)
     finally:
         client.images.remove(f"{local}:lab", noprune=True)
-    if not _has(registry, found):
-        raise LabError(f"the lab's registry has no {REPOSITORY}@{found} after the push")
+    if not _has(registry, repository, found):
+        raise LabError(f"the lab's registry has no {repository}@{found} after the push")
     mark.write_text(json.dumps({"digest": found}))
-    return f"{REPOSITORY}@{found}"
+    return f"{repository}@{found}"
 
 
 def _push(client: docker.DockerClient, local: str, progress: Progress) -> str:
@@ -57,13 +60,13 @@ def _push(client: docker.DockerClient, local: str, progress: Progress) -> str:
             current = int(detail["current"])
             layers[event["id"]] = (current, max(current, int(detail.get("total", 0))))
             done, total = (sum(column) for column in zip(*layers.values(), strict=True))
-            progress("publish", done, total, REPOSITORY)
+            progress("publish", done, total, local.partition("/")[2])
     return found
 
 
-def _has(registry: str, found: str) -> bool:
+def _has(registry: str, repository: str, found: str) -> bool:
     kinds = "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json"
-    url = f"{registry}/v2/{REPOSITORY}/manifests/{found}"
+    url = f"{registry}/v2/{repository}/manifests/{found}"
     request = urllib.request.Request(url, method="HEAD", headers={"Accept": kinds})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

@@ -70,6 +70,8 @@ def wait(url: str, model: str, key: str | None, container: Container | None, tim
             # The port opens after minutes of loading; until then a quick refusal costs nothing.
             last = attempt(client, url, model, min(max(deadline - time.monotonic(), LEAST), ANSWER))
             if last is None:
+                if key:
+                    _refuses_others(url)
                 return
             if time.monotonic() >= deadline:
                 raise JobError(
@@ -77,6 +79,20 @@ def wait(url: str, model: str, key: str | None, container: Container | None, tim
                     "see the journal of the serving unit, or raise the recipe's time for starting"
                 )
             time.sleep(min(PAUSE, max(0.0, deadline - time.monotonic())))
+
+
+def _refuses_others(url: str) -> None:
+    """JobError where the endpoint answers one who has no key: its engine knows of none, and serves all."""
+    with make_client(timeout=ANSWER, headers={}, proxies=False) as client:
+        try:
+            status = client.get(f"{url.rstrip('/')}/v1/models").status_code
+        except httpx.HTTPError:
+            return  # it has just answered: the next who asks will see
+    if status < 300:
+        raise JobError(
+            f"found HTTP {status} from {url} without the API key; wanted 401; this engine does not read "
+            "VLLM_API_KEY: name the key's file in its command, or declare no key"
+        )
 
 
 def attempt(client: httpx.Client, url: str, model: str, timeout: float) -> str | None:

@@ -52,7 +52,7 @@ class Watch:
         self,
         *,
         probe: Callable[[Served, float], Seen],
-        begin_anew: Callable[[bool], None],
+        begin_anew: Callable[[], None],
         pings: Callable[[], bool],
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
@@ -79,7 +79,7 @@ class Watch:
         formed = own.members_release == served.release and own.members.get(0) == own.invocation
         for rank, state in others.items():
             if formed and rank in own.members and (why := group.lost(state, own.members[rank])):
-                self._restart(f"{served.name(rank)} {why}", kill=False)
+                self._restart(f"{served.name(rank)} {why}")
                 return
         if own.active == "active":
             self._look_at_engine(served, limits)
@@ -90,7 +90,7 @@ class Watch:
         if verdict is Verdict.DEAD:
             why = f"no token {self._judge.missed} times in a row ({seen.said}), and no counter moved"
             self._judge.forget()
-            self._restart(why, kill=True)
+            self._restart(why)
         elif verdict is Verdict.ALIVE:
             self._say("tokens come", quiet=not self._said)
         elif verdict is Verdict.MISSED:
@@ -109,14 +109,14 @@ class Watch:
         away = now - self._head_seen
         if away >= limits.away:
             self._head_seen = None
-            self._restart(f"{served.name(0)} is away for {away:.0f} s ({head.said})", kill=True)
+            self._restart(f"{served.name(0)} is away for {away:.0f} s ({head.said})")
         else:
             self._say(f"{served.name(0)} does not answer ({head.said})")
 
-    def _restart(self, why: str, kill: bool) -> None:
+    def _restart(self, why: str) -> None:
         self._say(f"starts the group anew: {why}")
         self._said = ""
-        self._begin_anew(kill)
+        self._begin_anew()
 
     def _say(self, line: str, quiet: bool = False) -> None:
         if line != self._said and not quiet:
@@ -129,13 +129,13 @@ def _computes(own: State) -> bool:
     return own.active == "active" or (own.active == "activating" and own.sub in ("start", "start-post"))
 
 
-def begin_anew(kill: bool) -> None:
-    """Start this host's unit anew where it runs; `kill`: an engine that does nothing will not stop by asking.
+def begin_anew() -> None:
+    """Start this host's unit anew where it runs. The engine is killed: in a broken group no request can end,
+    and one that hangs would not stop by asking.
 
-    Nothing happens where it stops at this moment: somebody else is at work.
+    Nothing happens where the unit stops at this moment: somebody else is at work.
     """
-    if kill:
-        group.command("docker", "kill", CONTAINER)
+    group.command("docker", "kill", CONTAINER)
     group.command("systemctl", "try-restart", "--no-block", UNIT)
 
 

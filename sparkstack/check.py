@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from sparkstack.native import (
     missing_pins,
     not_made,
     plugin_switch,
+    secrets_in,
 )
 from sparkstack.recipe import FORMATS, NATIVE_VERSION, detect_format, not_a_recipe
 from sparkstack.yamlfile import Document
@@ -258,6 +260,7 @@ def refusals(path: Path, nodes: int) -> list[Problem]:
 def _about(launch: Launch, nodes: int | None) -> list[Finding]:
     return [
         *_mistyped(launch),
+        *_json_options(launch),
         *_parallel(launch),
         *memory.fits(launch, nodes),
         *_secrets(launch),
@@ -272,6 +275,45 @@ def _mistyped(launch: Launch) -> list[Finding]:
         for name in launch.options
         if launch.is_vllm and (near := vllm_options.meant(name))
     ]
+
+
+# Not a chat template, which begins with {% or {{.
+_OBJECT = re.compile(r"""\s*\{\s*["'}]""")
+
+
+def _json_options(launch: Launch) -> list[Finding]:
+    """Options of vLLM that take a JSON object, and texts that begin as one: what else is in them is told by
+    no engine before minutes of loading."""
+    result = []
+    for name, value in launch.options.items():
+        begins = isinstance(value, str) and _OBJECT.match(value) is not None
+        if not launch.is_vllm or not (name in vllm_options.JSON_OBJECTS or begins):
+            continue
+        if value is None or (isinstance(value, str) and is_placeholder(value)):
+            continue  # nothing, or told as a name without a value
+        if isinstance(value, dict) or (name == "compilation_config" and type(value) is int):
+            continue
+        problem = _not_json(value, name in vllm_options.JSON_OBJECTS)
+        if problem is not None and not (launch.format != "3" and launch.command and begins):
+            where, remedy = launch.where(f"options.{name}"), "write its keys below it, or one line of JSON"
+            result.append(error("json", where, f"{name} = {problem}", "a JSON object", remedy))
+    return result
+
+
+def _not_json(value: Any, an_object: bool) -> str | None:
+    """What a value is, where it is no JSON (object); None where it is."""
+    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "…"
+    if not isinstance(value, str):
+        return shown
+    try:
+        read = json.loads(value, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as mistake:
+        return f"{shown} ({str(mistake).lower()})"
+    return None if isinstance(read, dict) or not an_object else shown
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _sizes(launch: Launch) -> list[Finding]:
@@ -317,6 +359,18 @@ def _parallel(launch: Launch) -> list[Finding]:
 
 
 def _secrets(launch: Launch) -> list[Finding]:
+    hidden = [] if launch.recipe is None else secrets_in(launch.recipe)
+    return [
+        *(
+            error("secret", launch.where("env"), problem.found, problem.wanted, problem.remedy)
+            for problem in hidden
+            if not problem.found.endswith("among the options")
+        ),
+        *_secret_options(launch),
+    ]
+
+
+def _secret_options(launch: Launch) -> list[Finding]:
     return [
         error(
             "secret",

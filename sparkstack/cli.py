@@ -13,6 +13,7 @@ from sparkstack import hosts
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.recipe_cli import recipe
 from sparkstack.report import RunReport
+from sparkstack.status_cli import monitoring, status
 
 
 class Main(click.Group):
@@ -79,3 +80,5 @@ def list_releases(inventory: str) -> None:
 
 
 main.add_command(recipe)
+main.add_command(status)
+main.add_command(monitoring)

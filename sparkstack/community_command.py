@@ -40,6 +40,8 @@ class LaunchCommand:
         self.open_size = recipe.command is None or "{tensor_parallel}" in recipe.command
         """Does the tensor parallel size follow from the number of hosts?"""
         self.ray = False
+        self.chosen: list[shell_words.Word] = []
+        """The words of the one command that starts the engine."""
         self.values = self._values()
         self.words = self._words(self.values)
         self.runtime, self.parsed = self._runtime(self.words)
@@ -113,7 +115,7 @@ class LaunchCommand:
                 error("runtime", self.where("runtime"), f"runtime {asked!r}", ", ".join(RUNTIMES), remedy)
             )
         backend = self.recipe.defaults.get("distributed_executor_backend")
-        command = self._one_command(words)
+        command = self.chosen = self._one_command(words)
         started = flags.runtime([word.text for word in command])
         # `runtime: vllm` is what people leave standing; the command says what is started.
         runtime = started if started and asked in ("", "vllm") else asked or "vllm"

@@ -1,10 +1,10 @@
-"""What a community recipe asks for and we cannot do: other engines, Ray, mods, hooks, builders."""
+"""What a community recipe asks for and we cannot do: Ray, mods, hooks, builders."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sparkstack.community import Community, ExecutorConfig, RecipeV2, of_format
+from sparkstack.community import Community, ExecutorConfig, RecipeV2
 from sparkstack.community_command import RUNTIMES
 from sparkstack.description import VLLM_KINDS
 from sparkstack.findings import Finding, unsupported, warning
@@ -17,11 +17,7 @@ def unsupported_parts(
     """`ray` says where Ray is asked for, None where it is not."""
     if runtime not in RUNTIMES:
         pass  # told as a mistake
-    elif runtime not in VLLM_KINDS:
-        key = "runtime" if of_format(recipe, "runtime") else "command"
-        remedy = "deploy does not start it" + (" yet" if runtime == "atlas" else "")
-        yield unsupported("runtime", document.where((key,)), f"runtime {runtime}", "vllm", remedy)
-    elif ray is not None:
+    elif runtime in VLLM_KINDS and ray is not None:
         remedy = "it is left out: one process a host, without Ray"
         yield warning("ray", ray, "distributed_executor_backend ray", "none, or mp", remedy)
     for mod in recipe.mods:

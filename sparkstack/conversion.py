@@ -121,7 +121,9 @@ class _Reader:
             changes=self._changes(),
             lines=self.lines,
         )
-        return replace(launch, recipe=native(launch, self.document, self.recipe, open_size, self.findings))
+        words = [word.text for word in command.chosen]
+        made = native(launch, self.document, self.recipe, open_size, words, self.findings)
+        return replace(launch, recipe=made)
 
     # How many hosts.
 

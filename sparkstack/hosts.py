@@ -20,8 +20,8 @@ def absolute(name: str) -> str:
     return str(path.resolve()) if path.exists() and ("/" in name or path.suffix) else name
 
 
-def ask(inventory: str, script: str, words: Sequence[str] = ()) -> None:
-    """Run one of our scripts on an inventory; its output is shown, and its status is ours.
+def command(inventory: str, script: str, words: Sequence[str] = ()) -> list[str]:
+    """The words that run one of our scripts on an inventory, in ROOT.
 
     Errors: SparkstackError for what is neither an inventory's file nor hosts as pyinfra writes them.
     """
@@ -35,8 +35,14 @@ def ask(inventory: str, script: str, words: Sequence[str] = ()) -> None:
         raise SparkstackError(Problem("inventory", repr(inventory), "a file", remedy))
     # pyinfra looks for group_data where it runs, so it runs where that is.
     program = str(Path(sys.executable).parent / "pyinfra")
-    command = [program, absolute(inventory), script, "-y", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return [program, absolute(inventory), script, "-y", *words]
+
+
+def ask(inventory: str, script: str, words: Sequence[str] = ()) -> None:
+    """Run one of our scripts on an inventory; its output is shown, and its status is ours. Errors: as
+    `command`."""
+    run = command(inventory, script, words)
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
     click.echo(done.stdout, nl=False)
     if not done.stdout:  # nothing came of it: what pyinfra says is why
         click.echo(done.stderr, nl=False, err=True)

@@ -230,6 +230,8 @@ class Knobs(Strict):
     management_interface: NetworkInterface
     serve_bind: Bind
     watchdog: Watchdog
+    api_key_file: str | None
+    api_key_env: EnvName | None
     share_port: Annotated[int, Field(ge=1, le=65535)]
     distribution: Distribution
 

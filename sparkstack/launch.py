@@ -16,9 +16,14 @@ from sparkstack.recipe_fields import DERIVED_OPTIONS, argument_name
 Accelerator = Literal["gpu", "cpu"]
 
 CONTAINER = "sparkstack-serve"
+DRAIN_SECONDS = 25
+"""How long vLLM lets open requests end when it is stopped; less than the unit gives it. Without this word it
+cuts them off."""
 MASTER_PORT, MASTER_PORTS = 25000, 5000
 """Where the ranks meet on the head's address: one of so many ports from this one on (below those that the
 kernel gives away by itself)."""
+DATA_PARALLEL_PORT = 13345
+"""Where data parallel replicas meet, on the head's address."""
 FABRIC_ENV = "/etc/sparkstack/fabric.env"
 SERVE_ENV = "/etc/sparkstack/current/serve.env"
 """By way of `current`: the release's own folder is named by a hash over this very command line."""
@@ -64,10 +69,6 @@ def serve_argv(
     Errors: SparkstackError naming options that are worked out elsewhere, and parallel sizes that are not
     the number of hosts.
     """
-    if recipe.serve.engine != "vllm":
-        found = f"engine {recipe.serve.engine}"
-        problem = Problem(f"recipe {recipe.name}", found, "vllm", "deploy does not start it yet")
-        raise SparkstackError(problem)
     options = recipe.serve.options
     problems = [
         Problem(f"recipe {recipe.name}", f"serve.options.{name}", f"it only from {home}", "remove the option")
@@ -77,11 +78,15 @@ def serve_argv(
     derived: dict[str, Any] = {"served_model_name": recipe.served_name}
     if rank.rank == 0:
         derived |= {"host": bind, "port": port}
+        if options.get("shutdown_timeout") is None:
+            derived["shutdown_timeout"] = DRAIN_SECONDS
     if options.get("tensor_parallel_size") is None:
         derived["tensor_parallel_size"] = _tensor_parallel(recipe, rank.world, problems)
     elif accelerator == "gpu":
         _check_parallel(recipe, rank.world, problems)
-    if rank.world > 1:
+    if over_ray(recipe, rank.world):
+        pass  # Ray knows the hosts; `sparkstack.engine_ray` tells it
+    elif rank.world > 1:
         derived |= {
             "nnodes": rank.world,
             "node_rank": rank.rank,
@@ -90,47 +95,34 @@ def serve_argv(
         }
         if rank.rank > 0:
             derived["headless"] = True
+        if _size(recipe, "data_parallel_size") > 1:
+            # Which replica a host holds follows from its rank; where they meet is said, for a vLLM that
+            # does not take the master's address for it.
+            derived["data_parallel_address"] = rank.head_address
+            derived["data_parallel_rpc_port"] = DATA_PARALLEL_PORT
         # With GPUs vLLM picks mp by itself; its CPU platform does not.
         if accelerator == "cpu" and options.get("distributed_executor_backend") is None:
             derived["distributed_executor_backend"] = "mp"
     if problems:
         raise SparkstackError(problems)
-    words = ["vllm", "serve", model_path]
-    for name, value in (derived | {k: v for k, v in options.items() if v is not None}).items():
-        words += _words(name, value)
-    return words
+    given = {name: value for name, value in options.items() if value is not None}
+    return words_of(model_path, derived | given)
 
 
-def atlas_argv(
-    recipe: Recipe, rank: Rank, *, model_path: str = "/model", bind: str, port: int
-) -> list[str]:
-    """The arguments of Atlas's image for one rank: `serve …`. Its flags are not vLLM's; only the first rank
-    answers, and every rank is told its place."""
-    words = ["serve", "--model-from-path", model_path]
-    derived: dict[str, Any] = {"port": port}
-    if rank.rank == 0:
-        derived["bind"] = bind
-    if rank.world > 1:
-        derived |= {
-            "rank": rank.rank,
-            "world_size": rank.world,
-            "master_addr": rank.head_address,
-            "master_port": rank.master_port,
-        }
-    for name, value in (derived | recipe.serve.options).items():
-        if value is not None and value is not False:
-            words += _words(name, value)
-    return words
+def over_ray(recipe: Recipe, world: int) -> bool:
+    """Do the hosts meet over Ray? Only where the recipe says so; a single host needs nobody to meet."""
+    return world > 1 and recipe.serve.options.get("distributed_executor_backend") == "ray"
+
+
+def _size(recipe: Recipe, name: str) -> int:
+    value = recipe.serve.options.get(name)
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _sizes(recipe: Recipe) -> tuple[int, int]:
     """Tensor parallel size (1 when not said), and the product of the other parallel sizes."""
-
-    def size(name: str) -> int:
-        value = recipe.serve.options.get(name)
-        return value if isinstance(value, int) and value > 0 else 1
-
-    return size("tensor_parallel_size"), size("pipeline_parallel_size") * size("data_parallel_size")
+    others = _size(recipe, "pipeline_parallel_size") * _size(recipe, "data_parallel_size")
+    return _size(recipe, "tensor_parallel_size"), others
 
 
 def _tensor_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> int:
@@ -153,8 +145,16 @@ def _check_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> None
 
 def words_of(model: str, options: Mapping[str, Any]) -> list[str]:
     """`vllm serve MODEL …` with nothing but these options."""
+    return ["vllm", "serve", model, *flag_words(options)]
+
+
+def flag_words(options: Mapping[str, Any]) -> list[str]:
+    """Options as flags: the one rule by which data becomes words, for every engine.
+
+    true is the bare flag, false its denial (`--no-…`), null nothing; a list is several words, an object JSON.
+    """
     given = (item for item in options.items() if item[1] is not None)
-    return ["vllm", "serve", model, *(word for name, value in given for word in _words(name, value))]
+    return [word for name, value in given for word in _words(name, value)]
 
 
 def _words(name: str, value: Any) -> list[str]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from sparkstack import engine_command
 from sparkstack.errors import Problem
 from sparkstack.expectation import Benchmark, Expect
 from sparkstack.recipe_fields import (
-    DERIVED_OPTIONS,
+    ENGINE_DERIVED,
     UNVERIFIED,
     AtLeast,
     DockerSize,
@@ -26,12 +27,10 @@ from sparkstack.recipe_fields import (
     Version,
 )
 from sparkstack.release import TRANSFORM_VERSIONS
-from sparkstack.schema import Strict
+from sparkstack.schema import Strict, refusal
 from sparkstack.transforms import Transform
 from sparkstack.yamlfile import Document
 
-ENGINES_THAT_RUN = frozenset({"vllm"})
-"""Engines that `deploy` starts. The schema knows more, so that their recipes can be written and checked."""
 PLUGIN_FEATURES = frozenset({"int8_lm_head", "hybrid"})
 """Features of files/patches/ that there are; a test compares."""
 
@@ -77,10 +76,21 @@ class Image(Strict):
     build_args: dict[EnvName, PlainText] = Field(default_factory=dict)
 
 
-class Serve(Strict):
-    """How the engine is started. `options` are its flags in snake case; `ready_timeout_s` is in seconds."""
+def _command(value: Any) -> Any:
+    if isinstance(value, list):
+        # YAML reads `[server, --port, 8000]` as two texts and a number; to a program it is all text.
+        return [str(word) if isinstance(word, int) and not isinstance(word, bool) else word for word in value]
+    if value is None or isinstance(value, str):
+        return value
+    raise refusal("a command as text, or a list of its words")
 
-    engine: Literal["vllm", "atlas"] = "vllm"
+
+class Serve(Strict):
+    """How the engine is started. `options` are its flags in snake case; `command` is what the engine
+    `command` runs, with placeholders; `ready_timeout_s` is in seconds."""
+
+    engine: Literal["vllm", "atlas", "command"] = "vllm"
+    command: Annotated[str | list[str] | None, BeforeValidator(_command)] = None
     port: int = Field(default=8000, ge=1, le=65535)
     options: dict[OptionName, Option] = Field(default_factory=dict)
     env: dict[EnvName, PlainText] = Field(default_factory=dict)
@@ -145,9 +155,19 @@ class Recipe(Strict):
         """What clients write in `model`."""
         return self.served_model_name or self.model
 
+    @property
+    def several_hosts(self) -> bool:
+        """May it run on more than one host, as far as its engine goes?"""
+        command = self.serve.command
+        return self.serve.engine != "command" or command is None or engine_command.for_ranks(command)
+
     def check_nodes(self, count: int) -> list[Problem]:
         """What speaks against running this recipe on `count` hosts; [] when nothing does."""
         most = self.max_nodes if self.max_nodes is not None else count
+        if count > 1 and not self.several_hosts:
+            found = f"a command without {{rank}} on {count} hosts"
+            remedy = "tell its ranks apart by {rank}, {world}, {head_address}, or take one host"
+            return [Problem(f"recipe {self.name}", found, "1 host", remedy)]
         if self.min_nodes <= count <= max(most, self.min_nodes):
             return []
         wanted = f"{self.min_nodes}" if most == self.min_nodes else f"{self.min_nodes} or more"
@@ -202,16 +222,34 @@ def missing_pins(
 
 
 SECRET_OPTIONS = ("api_key", "hf_token")
+SECRET_FLAGS = ("--api-key", "--hf-token")
+SECRET_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 def secrets_in(recipe: Recipe) -> list[Problem]:
-    """Options that would put a secret where every user of a host can read it; [] when there is none."""
+    """What would put a secret where users of a host, or of the repository, can read it; [] when there is
+    nothing. The values are never told."""
+    where, serve = f"recipe {recipe.name}", recipe.serve
     remedy = "remove it; arguments can be read by every user of a host"
-    return [
-        Problem(f"recipe {recipe.name}", f"{name} among the options", "no secrets in a recipe", remedy)
+    home = "remove it; see api_key_file and hub_token_file of group_data"
+    wanted = "no secrets in a recipe"
+    result = [
+        Problem(where, f"{name} among the options", wanted, remedy)
         for name in SECRET_OPTIONS
-        if recipe.serve.options.get(name) is not None
+        if serve.options.get(name) is not None
     ]
+    result += [
+        Problem(where, f"env.{name}", wanted, home) for name in SECRET_VARIABLES if serve.env.get(name)
+    ]
+    words = serve.command if isinstance(serve.command, list) else (serve.command or "").split()
+    flags = [word for word in words if word.partition("=")[0] in SECRET_FLAGS]
+    names = [name for name in SECRET_VARIABLES for word in serve.extra_docker_args if f"{name}=" in word]
+    result += [
+        Problem(where, f"{found.partition('=')[0]} in {place}", wanted, home)
+        for place, several in (("serve.command", flags), ("extra_docker_args", names))
+        for found in several
+    ]
+    return result
 
 
 def unsupported(recipe: Recipe) -> list[Problem]:
@@ -222,10 +260,6 @@ def unsupported(recipe: Recipe) -> list[Problem]:
 def not_made(recipe: Recipe) -> list[tuple[tuple[str | int, ...], str, str, str]]:
     """As `unsupported`: where in the recipe, found, wanted, remedy."""
     result: list[tuple[tuple[str | int, ...], str, str, str]] = []
-    engine = recipe.serve.engine
-    if engine not in ENGINES_THAT_RUN:
-        known = ", ".join(sorted(ENGINES_THAT_RUN))
-        result.append((("serve", "engine"), f"engine {engine}", known, "deploy does not start it yet"))
     for at, step in enumerate(recipe.checkpoint.transforms):
         if step.name not in TRANSFORM_VERSIONS:
             known = ", ".join(sorted(TRANSFORM_VERSIONS))
@@ -257,13 +291,42 @@ def contradictions(recipe: Recipe, document: Document) -> list[Problem]:
                 result.append(Problem(where, found, wanted, f"add {streams} to benchmark.streams"))
     for feature, on in recipe.image.plugin.items():
         name = plugin_switch(feature)
+        if recipe.serve.engine != "vllm":
+            where, wanted = document.where(("image", "plugin", feature)), "no features"
+            found = f"image.plugin.{feature} with engine {recipe.serve.engine}"
+            result.append(Problem(where, found, wanted, "the plugin is vLLM's; remove it"))
         if recipe.serve.env.get(name) != ("1" if on else "0"):
             where = document.where(("serve", "env", name))
             found = f"serve.env.{name} = {recipe.serve.env.get(name)!r} against image.plugin.{feature}"
             result.append(Problem(where, found, "it only from image.plugin", "remove the variable"))
+    result += _command_problems(recipe, document)
     for option in recipe.serve.options:
-        if home := DERIVED_OPTIONS.get(option):
+        if home := ENGINE_DERIVED[recipe.serve.engine].get(option):
             where = document.where(("serve", "options", option))
             found = f"serve.options.{option}"
             result.append(Problem(where, found, f"it only from {home}", "remove the option"))
+    return result
+
+
+def _command_problems(recipe: Recipe, document: Document) -> list[Problem]:
+    """Of `serve.command`: that the engine and it go together, and what is wrong with its words."""
+    command, engine = recipe.serve.command, recipe.serve.engine
+    if engine != "command":
+        if command is None:
+            return []
+        where, wanted = document.where(("serve", "command")), "it only with engine: command"
+        return [Problem(where, f"serve.command with engine {engine}", wanted, "correct one of the two")]
+    if command is None:
+        where = document.where(("serve", "engine"))
+        wanted = "what the container shall run"
+        return [Problem(where, "engine command without serve.command", wanted, "add serve.command")]
+    result = []
+    for line, found, wanted, remedy in engine_command.mistakes(command):
+        loc = ("serve", "command")
+        where = document.where((*loc, line)) if isinstance(command, list) else document.where_in(loc, line)
+        result.append(Problem(where, f"serve.command: {found}", wanted, remedy))
+    if not result and recipe.min_nodes > 1 and not recipe.several_hosts:
+        where = document.where(("min_nodes",))
+        found = f"min_nodes {recipe.min_nodes} and a command without {{rank}}"
+        result.append(Problem(where, found, "1 host, or a command that tells its ranks apart", "correct one"))
     return result

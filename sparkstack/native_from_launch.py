@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sparkstack import native_command
 from sparkstack.community import Community, of_format
 from sparkstack.description import (
     DEFAULT_GPU_MEMORY_UTILIZATION,
@@ -15,7 +16,7 @@ from sparkstack.description import (
     VLLM_KINDS,
     Launch,
 )
-from sparkstack.findings import Finding, error, unsupported
+from sparkstack.findings import Finding, error, unsupported, warning
 from sparkstack.native import Recipe
 from sparkstack.recipe_fields import UNVERIFIED
 from sparkstack.units import GIB
@@ -26,12 +27,20 @@ IMAGE_GIB = 25
 
 
 def native(
-    launch: Launch, document: Document, recipe: Community, open_size: bool, findings: list[Finding]
+    launch: Launch,
+    document: Document,
+    recipe: Community,
+    open_size: bool,
+    words: list[str],
+    findings: list[Finding],
 ) -> Recipe | None:
     """None when there is none; why is told in `findings`. `open_size`: the tensor parallel size follows from
-    the number of hosts."""
-    if launch.runtime not in (*VLLM_KINDS, "atlas") or not launch.model:
+    the number of hosts. `words` are the one command that starts the engine."""
+    foreign = launch.runtime in native_command.ENGINES
+    if not (foreign or launch.runtime in (*VLLM_KINDS, "atlas")) or not launch.model:
         return None
+    if foreign:
+        return _foreign(launch, document, recipe, words, findings)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", launch.model):
         found = f"the model {launch.model!r}"
         remedy = "name the repository; files of a host are not staged"
@@ -68,6 +77,70 @@ def native(
         **_benchmark(recipe),
         "metadata": launch.metadata,
     }
+    return _validated(value, launch, document, findings)
+
+
+def _foreign(
+    launch: Launch, document: Document, recipe: Community, words: list[str], findings: list[Finding]
+) -> Recipe | None:
+    """As the engine `command`, on one host."""
+    repo, files = native_command.weights(launch.runtime, launch.model)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        found, remedy = f"the model {launch.model!r}", "name the repository; files of a host are not staged"
+        where = document.where(("model",))
+        findings.append(unsupported("model", where, found, "a hub id, ORGANISATION/NAME", remedy))
+        return None
+    if launch.min_nodes > 1:
+        found = f"runtime {launch.runtime} on {launch.min_nodes} hosts"
+        remedy = "several hosts take a native recipe, whose command tells its ranks apart by {rank}"
+        where = launch.where("min_nodes")
+        findings.append(unsupported("runtime", where, found, "one host", remedy))
+        return None
+    if recipe.command is not None and not words:
+        return None  # told as a command that cannot be read
+    if not words and not native_command.ENGINES[launch.runtime].plain:
+        found = f"runtime {launch.runtime} without a command"
+        findings.append(
+            unsupported("command", document.where(("runtime",)), found, "its command", "add `command`")
+        )
+        return None
+    command, named = native_command.command(launch.runtime, words, launch.model)
+    options, without = native_command.options(launch.runtime, launch.options)
+    for name in without:
+        where, found = launch.where(f"options.{name}"), f"{name} with runtime {launch.runtime}"
+        findings.append(warning("ignored", where, found, "an option that it has", "it has no effect here"))
+    revision = launch.revision
+    pinned = revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision) is not None
+    served = named or launch.served_name
+    value = {
+        "name": launch.name,
+        "description": " ".join((recipe.description or "").split()),
+        "model": repo,
+        "served_model_name": None if served == repo else served,
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "checkpoint": {
+            "source": {"repo": repo, "revision": revision if pinned else UNVERIFIED, "allow": files}
+        },
+        "image": {"base": launch.image or UNVERIFIED},
+        "serve": {
+            "engine": "command",
+            "command": command,
+            "port": launch.port,
+            "options": options,
+            "env": launch.env,
+            **_container(recipe),
+        },
+        "budget": _budget(launch),
+        **_benchmark(recipe),
+        "metadata": launch.metadata,
+    }
+    return _validated(value, launch, document, findings)
+
+
+def _validated(
+    value: dict[str, Any], launch: Launch, document: Document, findings: list[Finding]
+) -> Recipe | None:
     try:
         return Recipe.model_validate(value)
     except ValidationError as mistake:

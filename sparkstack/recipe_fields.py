@@ -24,6 +24,23 @@ DERIVED_OPTIONS = {
 }
 """Options that a recipe must not hold, and what each is worked out from: every value has one home."""
 
+ATLAS_DERIVED = {
+    "model_from_path": "the checkpoint",
+    "bind": "serve_bind of group_data",
+    "host": "serve_bind of group_data",
+    "port": "serve.port",
+    "rank": "the inventory",
+    "world_size": "the inventory",
+    "master_addr": "the inventory",
+    "master_port": "the inventory",
+}
+"""The same for Atlas, whose flags have other names."""
+ENGINE_DERIVED: dict[str, dict[str, str]] = {
+    "vllm": DERIVED_OPTIONS,
+    "atlas": ATLAS_DERIVED,
+    "command": {},  # its placeholders say where what is worked out goes
+}
+
 UNVERIFIED = "unverified"
 """In place of a revision: nobody published one, and none is made up. Such a recipe is read and checked;
 `deploy` refuses it until a commit stands there."""

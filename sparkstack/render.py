@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jinja2
 
-from sparkstack import launch, nccl, topology
+from sparkstack import engines, launch, nccl, topology
 from sparkstack.description import Launch
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.native import Recipe, missing_pins, not_made
@@ -83,22 +83,16 @@ def _rank(recipe: Recipe, rank: int, world: int) -> Rendered:
     head = nccl.LOOPBACK if world == 1 else "<HEAD_ADDRESS>"
     host = head if rank == 0 else "<HOST_ADDRESS>"
     place = launch.Rank(rank, world, head, host, "<MASTER_PORT>")
-    port = recipe.serve.port
-    if recipe.serve.engine == "atlas":
-        command = launch.atlas_argv(recipe, place, bind="<BIND_ADDRESS>", port=port)
-        image, entrypoint = recipe.image.base, False
-    else:
-        command = launch.serve_argv(recipe, place, bind="<BIND_ADDRESS>", port=port)
-        image, entrypoint = "sparkstack/vllm:<IMAGE_ID>", True
+    engine = engines.started(recipe, place, bind="<BIND_ADDRESS>", port=recipe.serve.port)
     argv = launch.docker_argv(
-        command,
-        image=image,
+        engine.words,
+        image=engines.image_name(recipe.serve.engine, "<IMAGE_ID>"),
         checkpoint_dir=f"{STATE_DIR}/checkpoints/{_checkpoint(recipe)}",
         accelerator="gpu",
         env_files=[f"{CONFIG_DIR}/current/fabric.env", f"{CONFIG_DIR}/current/serve.env"],
         shm_size=recipe.serve.shm_size,
         extra=recipe.serve.extra_docker_args,
-        entrypoint=entrypoint,
+        entrypoint=engine.entrypoint,
     )
     return Rendered(
         rank,
@@ -106,7 +100,7 @@ def _rank(recipe: Recipe, rank: int, world: int) -> Rendered:
         {
             f"/etc/systemd/system/{UNIT}": _unit(recipe),
             f"{CONFIG_DIR}/current/fabric.env": launch.env_file(_fabric_env(host, world)),
-            f"{CONFIG_DIR}/current/serve.env": launch.env_file(recipe.serve.env),
+            f"{CONFIG_DIR}/current/serve.env": launch.env_file(engines.env(recipe, world)),
             f"{CONFIG_DIR}/current/run": launch.run_script(launch.journaled(rank, "<RELEASE_ID>", argv)),
         },
     )

@@ -34,6 +34,14 @@ _NAMES = """
     uvicorn_log_level worker_cls worker_extension_cls
 """
 KNOWN = frozenset(_NAMES.split())
+_OBJECTS = """
+    additional_config attention_config compilation_config default_chat_template_kwargs ec_transfer_config
+    eplb_config hf_overrides kernel_config kv_events_config kv_transfer_config limit_mm_per_prompt
+    media_io_kwargs mm_processor_kwargs model_loader_extra_config override_generation_config pooler_config
+    profiler_config reasoning_config rope_scaling speculative_config structured_outputs_config
+"""
+JSON_OBJECTS = frozenset(_OBJECTS.split())
+"""Options whose value is a JSON object, as keys of the recipe or as text."""
 NEAR = 0.9
 """From here on a name is taken for a mistyped one: a letter or two of a usual name."""
 

@@ -47,7 +47,7 @@ def measured(site: Site) -> Commands:
             "jobs_dir": site.jobs_dir,
             "url": site.endpoint,
             "model": site.served_model,
-            "api_key_file": None,
+            "api_key_file": site.api_key_path,
             "release": site.release_id,
             "result": site.measurement_path,
             "profile": site.profile,

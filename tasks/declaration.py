@@ -120,7 +120,9 @@ def load(whole: bool = True) -> Site:
         for host in hosts:
             nccl.host_address(fabric, host.name, management_address(host))
         rank = names.index(current_host.name)
-        return Site(hosts[rank], rank, hosts, chosen, fabric)
+        site = Site(hosts[rank], rank, hosts, chosen, fabric)
+        _ = site.api_key  # what is wrong with it is told before anything is done
+        return site
     except SparkstackError as error:
         raise SiteError(str(error)) from None
 

@@ -171,8 +171,9 @@ class Completes(FactBase[bool]):
 
     default = bool
 
-    def command(self, python: str, url: str, model: str, seconds: int) -> str:
+    def command(self, python: str, url: str, model: str, seconds: int, key_file: str | None = None) -> str:
         words = [python, "-m", "onhost", "ready", "--url", url, "--model", model, "--timeout", str(seconds)]
+        words += ["--api-key-file", key_file] if key_file else []
         return shlex.join(words) + " >/dev/null 2>&1 && echo completes || true"
 
     def process(self, output: list[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
@@ -24,7 +25,7 @@ def built(site: Site) -> Commands:
     """Pull the base by digest, build the image on the head and prove it, as a job that a later run can join.
 
     No-op when the tag exists (the tag is the hash of base, plugin, Dockerfile and arguments) and carries the
-    result of a passed check.
+    result of a passed check. An image of another engine than vLLM gets no plugin, and nothing proves it.
     """
     if not site.is_head:
         return
@@ -32,16 +33,19 @@ def built(site: Site) -> Commands:
     if found == "":
         yield fail(SILENT.format(host.name))
         return
-    if found and _proved(host.get_fact(ImageCheck, tag=site.image_tag), site):
+    if found and (not site.has_plugin or _proved(host.get_fact(ImageCheck, tag=site.image_tag), site)):
         host.noop(f"{site.image_tag} is built")
         return
-    drift.differs(f"image {site.image_tag}", "not proved" if found else "absent", "built and proved")
+    wanted = "built and proved" if site.has_plugin else "built"
+    drift.differs(f"image {site.image_tag}", "not proved" if found else "absent", wanted)
     if host.get_fact(ImageId, tag=site.image_base) is None:
         yield StringCommand(undo.did("image", site.image_base))
     context = f"{site.data.state_dir}/build/{site.image_id}"
-    wheel, _ = site.plugin_wheel
+    check = {"profile": site.data.accelerator, "vllm": _version(site)}
     yield ManagedFile.text(f"{context}/Dockerfile", site.dockerfile).write()
-    yield ManagedFile.local(f"{context}/{wheel.name}", wheel).write()
+    if site.has_plugin:
+        wheel, _ = site.plugin_wheel
+        yield ManagedFile.local(f"{context}/{wheel.name}", wheel).write()
     yield from job(
         {
             "job": f"sparkstack-image-{site.image_id}",
@@ -52,7 +56,7 @@ def built(site: Site) -> Commands:
             "context": context,
             "mirrors": site.data.docker_mirrors or [],
             "build_args": site.recipe.image.build_args,
-            "check": {"profile": site.data.accelerator, "vllm": _version(site)},
+            **({"check": check} if site.has_plugin else {}),
         }
     )
 
@@ -108,11 +112,25 @@ def recorded(site: Site) -> Commands:
         host.noop(f"{path} is there")
         return
     drift.differs(path, "absent", "what the image's check said")
+    if not site.has_plugin:
+        yield ManagedFile.text(path, json.dumps(not_checked(site)) + "\n").write()
+        return
     quoted, label = shlex.quote(path), shlex.quote('{{ index .Config.Labels "sparkstack.check" }}')
     yield StringCommand(
         f"docker image inspect --format {label} {shlex.quote(site.image_tag)} > {quoted}.new"
         f" && mv -T {quoted}.new {quoted}"
     )
+
+
+def not_checked(site: Site) -> dict[str, Any]:
+    """What is said of an image that nothing looks into."""
+    line = {
+        "check": "image",
+        "status": "not checked",
+        "found": f"an image of engine {site.recipe.serve.engine}",
+        "wanted": "one of vLLM, to look into it",
+    }
+    return {"format": 1, "ok": None, "profile": site.data.accelerator, "lines": [line]}
 
 
 @deploy("image")

@@ -37,8 +37,8 @@ def _path(site: Site) -> str:
 def collective(site: Site) -> Commands:
     """Run NCCL's all_gather over all ranks.
 
-    No-op without a GPU or a fabric, where the gate is off, while a release serves (it has the memory), and
-    when this image has gathered over the links as they were measured last.
+    No-op without a GPU or a fabric, where the gate is off or the image not one of vLLM, while a release
+    serves (it has the memory), and when this image has gathered over the links as they were measured last.
     """
     if not site.is_head:
         return
@@ -71,6 +71,8 @@ def _unasked(site: Site) -> str | None:
         return "link_gate is off"
     if not site.interfaces:
         return "one Spark has no links"
+    if not site.has_plugin:
+        return f"the image of engine {site.recipe.serve.engine} need not have torch"
     return "no GPU" if site.data.accelerator != "gpu" else None
 
 

@@ -43,8 +43,8 @@ class DockerThings(FactBase[dict[str, Any]]):
             "docker version >/dev/null 2>&1 || { echo docker=silent; exit 0; }; echo docker=answers; "
             "docker ps -a --format '{{.Names}} {{.Image}}' | "
             "sed -n -e 's/^\\(sparkstack-[^ ]*\\) .*/container=\\1/p' "
-            "-e 's/^\\([^ ]*\\) sparkstack\\/vllm:.*/container=\\1/p' | sort -u; "
-            "docker images --format 'image={{.Repository}}:{{.Tag}}' sparkstack/vllm; "
+            "-e 's/^\\([^ ]*\\) sparkstack\\/[a-z]*:.*/container=\\1/p' | sort -u; "
+            "docker images --format 'image={{.Repository}}:{{.Tag}}' 'sparkstack/*'; "
             f'for i in {names}; do ! docker image inspect "$i" >/dev/null 2>&1 || echo "image=$i"; done'
         )
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from pyinfra import host
+from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
 from sparkstack import gates, knobs, machine, releases
-from sparkstack.errors import SparkstackError
+from sparkstack.errors import Problem, SparkstackError
 from sparkstack.releases import OnHost
 from tasks import activation, drift, image, report, watchdog
 from tasks.activation import CONTAINER, NotReady, Releases, Stuck, Target
@@ -22,6 +22,7 @@ from tasks.site import UNIT, Site
 
 # A tiny completion takes well under a second; a head that waits for a dead worker answers never.
 COMPLETION_SECONDS = 10
+EVERYWHERE = ("0.0.0.0", "::")
 
 
 def target_of(site: Site) -> Target:
@@ -107,6 +108,20 @@ def activated(site: Site) -> Commands:
     yield FunctionCommand(_activate, (site,), {})
 
 
+@operation()
+def api_key_known(site: Site) -> Commands:
+    """Put the endpoint's key into root's files on every host; a release with another key is another one.
+
+    No-op when they hold it, or none is declared: what kept releases would start with is left to them.
+    """
+    if site.is_head and site.api_key is None and site.bind in EVERYWHERE and not host.state.is_executing:
+        found = f"the endpoint at {site.bind}, all interfaces, and no API key"
+        problem = Problem(host.name, found, "a key, or one address", "set api_key_file, or serve_bind")
+        host.log_styled(str(problem), fg="yellow", log_func=logger.warning)
+    if site.secret_files:
+        yield from managed_files._inner(site.secret_files)
+
+
 def completes(site: Site) -> bool:
     """Does the endpoint answer a completion now?"""
     return bool(
@@ -116,6 +131,7 @@ def completes(site: Site) -> bool:
             url=site.endpoint,
             model=site.served_model,
             seconds=COMPLETION_SECONDS,
+            **({"key_file": site.api_key_path} if site.api_key_path else {}),
         )
     )
 
@@ -244,6 +260,7 @@ def _finish_return(state: Any, host: Any, site: Site) -> bool:
 @deploy("serve")
 def deploy_serve(site: Site) -> None:
     """After this `current` is the release on every rank, and the head has answered a completion."""
+    api_key_known(name="API key is known to root", site=site)
     managed_files(name="release files", files=site.release_files)
     image.recorded(name="image's check is in the release", site=site)
     managed_files(name="unit file", files=[site.unit_file])

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyinfra.api.exceptions import PyinfraError
 
-from sparkstack import launch, nccl, recipe, release, releases
+from sparkstack import api_key, engines, launch, nccl, recipe, release, releases
 from sparkstack.distribution import Distribution
 from sparkstack.fabric import FabricPlan, Interface
 from tasks import wheels
@@ -107,15 +107,23 @@ class Site:
     def plugin_wheel(self) -> tuple[Path, str]:
         return wheels.build(PLUGIN)
 
+    @property
+    def has_plugin(self) -> bool:
+        """Does this engine's image get our vLLM plugin?"""
+        return engines.has_plugin(self.recipe.serve.engine)
+
     def _dockerfile(self, image_id: str) -> str:
+        if not self.has_plugin:
+            return render("Dockerfile.plain.j2", image_id=image_id)
         wheel = self.plugin_wheel[0].name
         return render("Dockerfile.j2", wheel=wheel, plugin_version=wheel.split("-")[1], image_id=image_id)
 
     @functools.cached_property
     def image_id(self) -> str:
         # The Dockerfile labels the image with its id, so it is hashed with that place empty.
+        plugin = self.plugin_wheel[1] if self.has_plugin else ""
         return release.image_id(
-            self.image_base, self.plugin_wheel[1], self._dockerfile(""), self.recipe.image.build_args
+            self.image_base, plugin, self._dockerfile(""), self.recipe.image.build_args
         )
 
     @property
@@ -124,7 +132,7 @@ class Site:
 
     @property
     def image_tag(self) -> str:
-        return f"sparkstack/vllm:{self.image_id}"
+        return engines.image_name(self.recipe.serve.engine, self.image_id)
 
     @functools.cached_property
     def transforms(self) -> list[dict[str, Any]]:
@@ -144,6 +152,30 @@ class Site:
     @property
     def hub_token_path(self) -> str | None:
         return f"{self.secrets_dir}/hub.token" if self.data.hub_token_file else None
+
+    @functools.cached_property
+    def api_key(self) -> str | None:
+        """The endpoint's key; None where the site declares none. Errors: SparkstackError."""
+        return api_key.read(self.data.api_key_file, self.data.api_key_env, os.environ)
+
+    @property
+    def api_key_path(self) -> str | None:
+        """The file on every host with the key."""
+        return f"{self.secrets_dir}/{api_key.KEY_FILE}" if self.api_key else None
+
+    @functools.cached_property
+    def _key_mark(self) -> dict[str, str]:
+        return {api_key.VARIABLES[0]: api_key.mark(self.api_key)} if self.api_key else {}
+
+    @property
+    def secret_files(self) -> list[ManagedFile]:
+        """What only root may read on every host."""
+        if self.api_key is None:
+            return []
+        return [
+            ManagedFile.text(f"{self.secrets_dir}/{api_key.ENV_FILE}", api_key.env_file(self.api_key), "600"),
+            ManagedFile.text(f"{self.secrets_dir}/{api_key.KEY_FILE}", f"{self.api_key}\n", "600"),
+        ]
 
     # The fabric and this rank's place in it.
 
@@ -211,15 +243,17 @@ class Site:
             master_port=master_port,
         )
         accelerator = self.data.accelerator
-        serve = launch.serve_argv(
+        secrets = [f"{self.secrets_dir}/{api_key.ENV_FILE}"] if self.api_key else []
+        engine = engines.started(
             self.recipe, place, bind=self.bind, port=self.recipe.serve.port, accelerator=accelerator
         )
         return launch.docker_argv(
-            serve,
+            engine.words,
+            entrypoint=engine.entrypoint,
             image=self.image_tag,
             checkpoint_dir=self.checkpoint_dir,
             accelerator=accelerator,
-            env_files=[f"{config}/current/fabric.env", f"{config}/current/serve.env"],
+            env_files=[f"{config}/current/fabric.env", f"{config}/current/serve.env", *secrets],
             shm_size=self.recipe.serve.shm_size,
             extra=self.recipe.serve.extra_docker_args,
         )
@@ -254,8 +288,14 @@ class Site:
             url=self.endpoint if rank == 0 else None,
             model=self.served_model,
             python=self.python,
+            api_key_file=self.api_key_path,
             timeout=self.recipe.serve.ready_timeout_s,
         )
+
+    @property
+    def serve_env(self) -> dict[str, str]:
+        """The variables of every rank's engine (serve.env)."""
+        return engines.env(self.recipe, len(self.hosts))
 
     @functools.cached_property
     def release_id(self) -> str:
@@ -265,7 +305,7 @@ class Site:
             self.checkpoint_id,
             # The port at which the ranks meet is worked out of the id, so it is hashed without it.
             [self._argv(rank, launch.MASTER_PORT) for rank in ranks],
-            [self.recipe.serve.env] * len(self.hosts),
+            [self.serve_env | self._key_mark] * len(self.hosts),
             self.unit_file.content.decode() + "".join(self.ready_script(rank) for rank in ranks),
         )
 
@@ -289,10 +329,11 @@ class Site:
             "bind": self.bind,
             "port": self.recipe.serve.port,
             "memory_gib": self.recipe.budget.memory_gib,
+            "api_key_file": self.api_key_path,
             "model": self.served_model,
             "ready_timeout_s": self.recipe.serve.ready_timeout_s,
             "argv": self.argv(self.rank),
-            "env": releases.env_marks(self.recipe.serve.env),
+            "env": releases.env_marks(self.serve_env) | self._key_mark,
         }
 
     @property
@@ -302,7 +343,7 @@ class Site:
         run = launch.run_script(launch.journaled(self.rank, self.release_id, self.argv(self.rank)))
         return [
             ManagedFile.text(f"{folder}/release.json", about + "\n"),
-            ManagedFile.text(f"{folder}/serve.env", launch.env_file(self.recipe.serve.env), "600"),
+            ManagedFile.text(f"{folder}/serve.env", launch.env_file(self.serve_env), "600"),
             ManagedFile.text(f"{folder}/run", run, "755"),
             ManagedFile.text(f"{folder}/ready", self.ready_script(self.rank), "755"),
         ]

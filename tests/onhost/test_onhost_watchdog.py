@@ -35,7 +35,7 @@ class Rank:
         self.now = 0.0
         self.watch = Watch(
             probe=lambda served, timeout: self.seen.pop(0),
-            begin_anew=self.done.append,
+            begin_anew=lambda: self.done.append(True),
             pings=lambda: self.pings,
             say=self.said.append,
             clock=lambda: self.now,
@@ -80,7 +80,7 @@ def test_a_rank_that_left_takes_the_group_along(changes: dict[str, Any], of_the_
     own = state(**{"active": "active", "sub": "running", "invocation": "hh", **MEMBERS, **of_the_head})
     other = state(**{"active": "activating", **changes})
     head = Rank()
-    assert head.look(own, {1: other}) == [False]
+    assert head.look(own, {1: other}) == [True]
     assert head.said[0].startswith("starts the group anew: rank 1 (spark-2) ")
 
 

@@ -73,7 +73,7 @@ def test_recipe_that_is_no_recipe_names_the_line(tmp_path: Path) -> None:
     path.write_text(Path(RECIPE).read_text().replace("port: 8000", "prot: 8000"))
     line = mistake(1, recipe=str(path))
     number = path.read_text().splitlines().index("  prot: 8000") + 1
-    assert line.startswith(f"{path}:{number}: found unknown key 'serve.prot'; wanted one of: engine, port, ")
+    assert line.startswith(f"{path}:{number}: found unknown key 'serve.prot'; wanted one of: engine, ")
 
 
 def test_three_hosts_need_a_kind() -> None:

@@ -166,7 +166,7 @@ def test_every_problem_is_listed_with_its_line_in_order(tmp_path: Path) -> None:
             "r.yaml:13: found serve.env.FLAG = True; wanted text; put it in quotes",
         ),
         ("serve:", "serve:\n  port: 70000", "r.yaml:13: found serve.port = 70000; wanted less than or equal to 65535"),
-        ("serve:", "serve:\n  engine: sglang", "r.yaml:13: found serve.engine = 'sglang'; wanted 'vllm' or 'atlas'"),
+        ("serve:", "serve:\n  engine: sglang", "r.yaml:13: found serve.engine = 'sglang'; wanted 'vllm', 'atlas' or 'command'"),
         ("serve:", "serve:\n  shm_size: big", "r.yaml:13: found serve.shm_size = 'big'; wanted a size for Docker such as 2g"),
         ("disk_gib: 6", "disk_gib: 0", "r.yaml:17: found budget.disk_gib = 0; wanted greater than 0"),
         ("model: org/tiny", "model: tiny", "r.yaml:2: found model = 'tiny'; wanted a hub id, ORGANISATION/NAME"),

@@ -611,7 +611,7 @@ OPTIONS = "serve:\n  options: "
             {"turboquant-mtp"},
         ),
         ("org/x-NVFP4", """{speculative_config: '{"method": "qwen3_5_mtp"}'}""", {"mtp-nvfp4"}),
-        ("org/x-NVFP4", "{speculative_config: no JSON}", set()),
+        ("org/x-NVFP4", "{speculative_config: no JSON}", {"json"}),
         ("Qwen/Qwen3.5-35B", "{kv_cache_dtype: turboquant_4bit_nc}", set()),
         ("Qwen/Qwen3-8B", "{kv_cache_dtype: turboquant_4bit_nc, speculative_config: {method: mtp}}", set()),
         ("Qwen/Qwen3.5-35B", "{kv_cache_dtype: turboquant35}", {"turboquant-reference"}),
@@ -691,7 +691,6 @@ def test_unsupported() -> None:
         native(serve={"engine": "atlas"}, image={"base": "x", "plugin": {"int8_lm_hed": True}})
     )
     assert [str(problem) for problem in found] == [
-        "recipe x: found engine atlas; wanted vllm; deploy does not start it yet",
         f"recipe x: found feature int8_lm_hed of the vLLM plugin; wanted one of: {', '.join(sorted(PLUGIN_FEATURES))}; did you mean 'int8_lm_head'?",
     ]
 
@@ -900,11 +899,11 @@ def test_render_stops_at_errors(tmp_path: Path) -> None:
     assert "did you mean {model}?" in result.stderr
 
 
-def test_atlas_is_rendered_and_not_deployed() -> None:
+def test_atlas_is_rendered() -> None:
     text = run("render", "qwen3.5-122b-atlas-mtp", "--recipes", str(RECIPES)).stdout
     assert "--entrypoint" not in text
     assert (
-        "avarok/atlas-gb10:latest \\\n  serve \\\n  --model-from-path \\\n  /model \\\n  --port \\\n  8888"
+        "'sparkstack/atlas:<IMAGE_ID>' \\\n  serve \\\n  --model-from-path \\\n  /model \\\n  --port \\\n  8888"
         in text
     )
     assert "--speculative \\\n  --num-drafts \\\n  1\n" in text

@@ -207,7 +207,10 @@ def test_a_size_that_is_written_out_says_how_many_hosts() -> None:
         ("v2/executor-odd", {"executor"}),
         ("v2/gguf-vllm", {"model"}),
         ("v2/runtime-config", {"ignored", "unknown-key"}),
-        ("v2/atlas", {"runtime"}),
+        ("v2/atlas", set()),
+        ("v2/llama-cpp", set()),
+        ("v2/sglang-runtime", set()),
+        ("v2/trtllm-mpirun", {"runtime"}),
         ("v2/qwen3-8b", set()),
     ],
 )

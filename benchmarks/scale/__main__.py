@@ -1,0 +1,115 @@
+"""How a run's time grows with the number of hosts: `python -m benchmarks.scale [N …]` (default 1 2 3 4 8).
+
+The lab with so many virtual Sparks, each deployed with the light engine (a stand-in: no model is computed),
+then run again without a change, three times. All hosts share this machine's cores: the controller's part is
+real, the hosts' own is slower than on as many Sparks. Ends with status 1 where 8 hosts take more than 1.5
+times what 2 take, or where a repeated run changes something. Takes the lab; a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+LIMIT = 1.5
+REPEATS = 3
+
+
+def sparkstack(*words: str) -> str:
+    code = "import sys; from sparkstack.cli import main; main(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=ROOT,
+        env=_env(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"scale: sparkstack {' '.join(words)}: {done.stderr.strip() or done.stdout[-500:]}")
+    return done.stdout
+
+
+def _env() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def deploy(count: int) -> tuple[float, dict[str, Any]]:
+    """Seconds of one run, and its report."""
+    kind = "single" if count == 1 else "switch"  # the lab's rails are two networks, whatever the number
+    fabric = json.dumps({"kind": kind, "port": 0, "base": "192.168.96.0/19"})
+    words = ["inventories/lab.py", "deploy.py", "-y", "--data", "recipe=lab-light"]
+    words += ["--data", f"fabric={fabric}"]
+    began = time.monotonic()
+    done = subprocess.run(
+        [str(BIN / "pyinfra"), *words], cwd=ROOT, env=_env(), capture_output=True, text=True, check=False
+    )
+    seconds = time.monotonic() - began
+    if done.returncode:
+        raise SystemExit(f"scale: {count} hosts: the run failed:\n{(done.stdout + done.stderr)[-3000:]}")
+    newest = max((ROOT / "reports").glob("run-*.json"), key=lambda path: path.stat().st_mtime_ns)
+    return seconds, json.loads(newest.read_text())
+
+
+def changed(report: dict[str, Any]) -> list[str]:
+    return [f"{one['host']}: {one['name']}" for one in report["operations"] if one["status"] == "changed"]
+
+
+def measure(count: int) -> dict[str, Any]:
+    sparkstack("lab", "up", "--nodes", str(count))
+    first, report = deploy(count)
+    repeats = []
+    for _ in range(REPEATS):
+        seconds, again = deploy(count)
+        if told := changed(again):
+            raise SystemExit(f"scale: {count} hosts: a repeated run changed {told}")
+        repeats.append(round(seconds, 2))
+    status = json.loads(sparkstack("status", "inventories/lab.py", "--json"))
+    serving = [host for host in status["hosts"] if host["state"] == "serves"]
+    row = {
+        "hosts": count,
+        "first_s": round(first, 1),
+        "again_s": repeats,
+        "median_s": statistics.median(repeats),
+        "serving": len(serving),
+        "answers": status["endpoint"]["answers"],
+        "release": report["release"],
+        "load": round(os.getloadavg()[0], 1),
+    }
+    print(json.dumps(row), flush=True)
+    if len(serving) != count or not row["answers"]:
+        raise SystemExit(f"scale: {count} hosts: {len(serving)} serve; {status['problems']}")
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("counts", type=int, nargs="*", default=[1, 2, 3, 4, 8])
+    counts = sorted(parser.parse_args().counts)  # the lab keeps what stands, and adds
+    try:
+        rows = [measure(count) for count in counts]
+    finally:
+        sparkstack("lab", "down")
+    medians = {row["hosts"]: row["median_s"] for row in rows}
+    ratio = round(medians[8] / medians[2], 2) if {2, 8} <= medians.keys() else None
+    when = datetime.now(UTC).strftime("%Y-%m-%d")
+    found = {"when": when, "cores": os.cpu_count(), "rows": rows, "ratio_8_to_2": ratio, "limit": LIMIT}
+    path = ROOT / "benchmarks" / "results" / f"scale-{when}.json"
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"ratio 8 to 2 hosts: {ratio}, wanted ≤ {LIMIT}; {path.relative_to(ROOT)}")
+    if ratio is not None and ratio > LIMIT:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""What a host says of its rank, for `sparkstack status`: `python3 - CONFIG_DIR UNIT SECONDS < status.py`.
+
+A file by itself, for the system's Python and with nothing installed. It asks and changes nothing. Prints one
+JSON object; on the head with two readings of the engine's counters, SECONDS apart.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+PROPERTIES = ("ActiveState", "SubState", "NRestarts", "Result", "ActiveEnterTimestampMonotonic")
+QUERY = "temperature.gpu,power.draw,utilization.gpu,memory.used"
+ANSWER_S = 3.0
+WORDS = 200  # of an answer that is no success: what stands in the engine's place says why in them
+
+
+def output(*words: str) -> str | None:
+    """What a command says; None where it fails or is not there."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def release(config: Path) -> dict[str, Any] | None:
+    """What is said of the release that is current here; None where there is none."""
+    try:
+        found = json.loads((config / "current" / "release.json").read_text())
+    except (OSError, ValueError):
+        return None
+    names = ("release", "recipe", "rank", "world", "hosts", "endpoint", "model")
+    return {name: found.get(name) for name in names}
+
+
+def unit(name: str) -> dict[str, str]:
+    said = output("systemctl", "show", "-p", ",".join(PROPERTIES), name) or ""
+    return dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+
+
+def memory() -> dict[str, int] | None:
+    """Bytes of the host: total and available."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return {
+            "total": int(lines["MemTotal"].split()[0]) * 1024,
+            "available": int(lines["MemAvailable"].split()[0]) * 1024,
+        }
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def gpus() -> list[dict[str, float | None]] | None:
+    """None where there is no GPU, or nobody to ask."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    said = output("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
+    if not said:
+        return None
+    names = QUERY.split(",")
+    return [dict(zip(names, map(number, line.split(",")), strict=False)) for line in said.splitlines()]
+
+
+def number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:  # "[N/A]"
+        return None
+
+
+def get(url: str) -> tuple[int, str]:
+    """Status and text; status 0 where nobody answers."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=ANSWER_S) as answer:
+            return int(answer.status), answer.read().decode("utf-8", "replace")
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode("utf-8", "replace")
+    except OSError as error:
+        return 0, str(getattr(error, "reason", error))
+    except Exception as error:  # whatever listens there may answer anything
+        return 0, f"no HTTP ({type(error).__name__})"
+
+
+def reading(url: str) -> dict[str, Any]:
+    """The engine's own metrics at a time (s), without histograms' buckets, which are most of the text."""
+    status, text = get(f"{url}/metrics")
+    lines = [line for line in text.splitlines() if not line.startswith("#") and "_bucket{" not in line]
+    kept = [line for line in lines if line.startswith("vllm:")]
+    return {"status": status, "t": time.time(), "text": "\n".join(kept)}
+
+
+def endpoint(url: str, seconds: float) -> dict[str, Any]:
+    status, text = get(f"{url}/health")
+    first = reading(url)
+    time.sleep(seconds if first["status"] == 200 else 0)
+    readings = [first, reading(url)] if first["status"] == 200 else [first]
+    said = "" if status == 200 else " ".join(text.split())[:WORDS]
+    return {"health": status, "said": said, "readings": readings}
+
+
+def main(config: str, name: str, seconds: str) -> None:
+    about = release(Path(config))
+    found: dict[str, Any] = {
+        "release": about,
+        "unit": unit(name),
+        # By the clock that systemd's monotonic times are of.
+        "now_s": time.clock_gettime(time.CLOCK_MONOTONIC),
+        "memory": memory(),
+        "gpus": gpus(),
+        "endpoint": None,
+    }
+    if about and about.get("rank") == 0 and about.get("endpoint"):
+        found["endpoint"] = endpoint(str(about["endpoint"]).rstrip("/"), float(seconds))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,130 @@
+"""What watches an endpoint from elsewhere: Prometheus's scrape configuration, and a dashboard for Grafana."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+SCRAPE, DASHBOARD = "prometheus.yml", "grafana-dashboard.json"
+INTERVAL_S = 15
+JOB = "sparkstack"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_MODEL = f'{{job="{JOB}",model_name=~"$model"}}'
+
+
+def scrape(endpoint: str, release: str, recipe: str, hosts: list[str]) -> str:
+    """A configuration for Prometheus that reads the endpoint (of an engine with vLLM's `/metrics`)."""
+    parts = urlsplit(endpoint)
+    labels = {"recipe": recipe, "hosts": str(len(hosts)), "head": hosts[0]}
+    value = {
+        "scrape_configs": [
+            {
+                "job_name": JOB,
+                "scheme": parts.scheme,
+                "metrics_path": "/metrics",
+                "scrape_interval": f"{INTERVAL_S}s",
+                "static_configs": [{"targets": [parts.netloc], "labels": labels}],
+            }
+        ]
+    }
+    lines = [
+        f"# Made by `sparkstack monitoring` for release {release}. Take it as it is, or its job.",
+        "# /metrics asks for no API key.",
+    ]
+    if parts.hostname in _LOOPBACK:
+        lines.append(f"# The endpoint listens on {hosts[0]} alone: Prometheus has to run there.")
+    return "\n".join([*lines, yaml.safe_dump(value, sort_keys=False, allow_unicode=True)])
+
+
+def dashboard() -> str:
+    """A dashboard as Grafana imports it; which Prometheus and which model are chosen in it."""
+    rate = "[$__rate_interval]"
+    panels = [
+        _panel("Tokens a second", "short", {
+            "generated": f"sum(rate(vllm:generation_tokens_total{_MODEL}{rate}))",
+            "prompt": f"sum(rate(vllm:prompt_tokens_total{_MODEL}{rate}))",
+        }),
+        _panel("Requests", "short", {
+            "running": f"sum(vllm:num_requests_running{_MODEL})",
+            "waiting": f"sum(vllm:num_requests_waiting{_MODEL})",
+        }),
+        _panel("Time to the first token", "s", _quantiles("vllm:time_to_first_token_seconds")),
+        _panel("Time between tokens", "s", _quantiles("vllm:inter_token_latency_seconds")),
+        _panel("Time of a whole request", "s", _quantiles("vllm:e2e_request_latency_seconds")),
+        _panel("Time in the queue", "s", _quantiles("vllm:request_queue_time_seconds")),
+        _panel("KV cache in use", "percentunit", {"most": f"max(vllm:kv_cache_usage_perc{_MODEL})"}),
+        _panel("Draft tokens that were accepted", "percentunit", {
+            "accepted": f"sum(rate(vllm:spec_decode_num_accepted_tokens_total{_MODEL}{rate}))"
+            f" / sum(rate(vllm:spec_decode_num_draft_tokens_total{_MODEL}{rate}))",
+        }),
+        _panel("Prefix cache hits", "percentunit", {
+            "hits": f"sum(rate(vllm:prefix_cache_hits_total{_MODEL}{rate}))"
+            f" / sum(rate(vllm:prefix_cache_queries_total{_MODEL}{rate}))",
+        }),
+        _panel("Requests that ended, by reason", "reqps", {
+            "{{finished_reason}}": "sum by (finished_reason) "
+            f"(rate(vllm:request_success_total{_MODEL}{rate}))",
+        }),
+        _panel("Preemptions", "short", {"preempted": f"sum(rate(vllm:num_preemptions_total{_MODEL}{rate}))"}),
+        _panel("Endpoint answers", "bool", {"up": f'up{{job="{JOB}"}}'}),
+    ]  # fmt: skip
+    for at, panel in enumerate(panels):
+        panel |= {"id": at + 1, "gridPos": {"h": 8, "w": 12, "x": 12 * (at % 2), "y": 8 * (at // 2)}}
+    value = {
+        "title": "sparkstack",
+        "uid": "sparkstack-serving",
+        "schemaVersion": 39,
+        "tags": ["sparkstack"],
+        "time": {"from": "now-1h", "to": "now"},
+        "refresh": f"{INTERVAL_S}s",
+        "templating": {"list": [_datasource(), _models()]},
+        "panels": panels,
+    }
+    return json.dumps(value, indent=1) + "\n"
+
+
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+def _datasource() -> dict[str, Any]:
+    return {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+
+
+def _models() -> dict[str, Any]:
+    query = f'label_values(vllm:num_requests_running{{job="{JOB}"}}, model_name)'
+    return {
+        "name": "model",
+        "label": "Model",
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": {"query": query, "refId": "model"},
+        "definition": query,
+        "includeAll": True,
+        "multi": True,
+        "current": {"text": "All", "value": "$__all"},
+        "refresh": 2,
+    }
+
+
+def _panel(title: str, unit: str, queries: dict[str, str]) -> dict[str, Any]:
+    return {
+        "title": title,
+        "type": "timeseries",
+        "datasource": _SOURCE,
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + at), "datasource": _SOURCE, "expr": query, "legendFormat": name}
+            for at, (name, query) in enumerate(queries.items())
+        ],
+    }
+
+
+def _quantiles(name: str) -> dict[str, str]:
+    return {
+        f"p{part:.0f}": f"histogram_quantile({part / 100}, "
+        f"sum by (le) (rate({name}_bucket{_MODEL}[$__rate_interval])))"
+        for part in (50, 95, 99)
+    }

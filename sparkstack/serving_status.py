@@ -1,0 +1,206 @@
+"""What `sparkstack status` shows, from what hosts say (onhost/status.py): pure, without asking anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from sparkstack import metrics
+from sparkstack.errors import Problem
+from sparkstack.units import seconds_text
+
+FORMAT = 1
+NOT_CHECKED = "not checked"
+STATES = {"active": "serves", "activating": "starts", "deactivating": "stops", "failed": "failed"}
+
+
+def document(
+    when: str, said: Mapping[str, Mapping[str, Any] | str], other: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The status as JSON (docs/interfaces.md). `said` holds each host of the inventory, the head first, with
+    what it said, or with why it did not. `other` is an endpoint that was read from here, at its `url`."""
+    hosts = [_host(name, found) for name, found in said.items()]
+    releases = {host["release"] for host in hosts if host["release"]}
+    head = next((found for found in said.values() if _is_head(found)), None)
+    if len(releases) > 1:
+        usual = hosts[0]["release"]
+        for host in hosts[1:]:
+            if host["release"] not in (None, usual):
+                _blame(host, f"release {host['release']}", f"{usual}, the head's", "run deploy.py again")
+    endpoint = None
+    if other is not None:
+        about = (head or {}).get("release") or {}  # type: ignore[union-attr]
+        endpoint = _endpoint(str(other["url"]), about.get("model"), other)
+    elif isinstance(head, Mapping) and head.get("endpoint"):
+        endpoint = _endpoint(head["release"]["endpoint"], head["release"]["model"], head["endpoint"])
+    problems = [host["problem"] for host in hosts if host["problem"]]
+    if endpoint is None:
+        if not problems:
+            problems.append(str(Problem("endpoint", "no head that serves", "one", "run deploy.py")))
+    elif endpoint["problem"]:
+        problems.append(endpoint["problem"])
+    about = head["release"] if isinstance(head, Mapping) else {}
+    return {
+        "format": FORMAT,
+        "when": when,
+        "ok": not problems,
+        "release": about.get("release"),
+        "recipe": about.get("recipe"),
+        "endpoint": endpoint,
+        "hosts": hosts,
+        "problems": problems,
+    }
+
+
+def _is_head(found: Mapping[str, Any] | str) -> bool:
+    return isinstance(found, Mapping) and (found.get("release") or {}).get("rank") == 0
+
+
+def _host(name: str, found: Mapping[str, Any] | str) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "host": name,
+        "rank": None,
+        "release": None,
+        "state": "down",
+        "restarts": None,
+        "uptime_s": None,
+        "memory": None,
+        "gpus": None,
+        "problem": None,
+    }
+    if isinstance(found, str):
+        _blame(row, found, "an answer", "check power, cable and ssh")
+        return row
+    about, unit = found.get("release") or {}, found.get("unit") or {}
+    active = str(unit.get("ActiveState") or "inactive")
+    row |= {"rank": about.get("rank"), "release": about.get("release"), "memory": found.get("memory")}
+    row["gpus"] = _gpus(found.get("gpus"))
+    row["state"] = STATES.get(active, "does not serve") if about else "no release"
+    restarts = str(unit.get("NRestarts") or "")
+    row["restarts"] = int(restarts) if restarts.isdigit() else None
+    since = str(unit.get("ActiveEnterTimestampMonotonic") or "0")
+    if active == "active" and since.isdigit() and int(since):
+        row["uptime_s"] = max(round(float(found.get("now_s") or 0) - int(since) / 1e6, 1), 0.0)
+    if not about:
+        _blame(row, "no release", "one", "run deploy.py")
+    elif active != "active":
+        told = f"{active} ({unit.get('SubState')}, last result {unit.get('Result')})"
+        _blame(row, f"unit {told}", "active", "see journalctl -u sparkstack-serve there")
+    return row
+
+
+def _blame(row: dict[str, Any], found: str, wanted: str, remedy: str) -> None:
+    if row["problem"] is None:
+        row["problem"] = str(Problem(row["host"], found, wanted, remedy))
+
+
+def _gpus(found: Any) -> list[dict[str, float | None]] | None:
+    names = {
+        "temperature.gpu": "temperature_c",
+        "power.draw": "power_w",
+        "utilization.gpu": "utilization_percent",
+    }
+    if not isinstance(found, list):
+        return None
+    return [{ours: gpu.get(theirs) for theirs, ours in names.items()} for gpu in found]
+
+
+def _endpoint(url: str, model: Any, found: Mapping[str, Any]) -> dict[str, Any]:
+    health, readings = found.get("health"), list(found.get("readings") or [])
+    problem = None
+    if health != 200:
+        told = f"HTTP {health}" if health else "no answer"
+        words = f" ({found['said']})" if found.get("said") else ""
+        remedy = "see journalctl -u sparkstack-serve on the head"
+        problem = str(Problem(url, f"{told}{words}", "HTTP 200 of /health", remedy))
+    numbers = metrics.Figures()
+    try:
+        read = [metrics.read(one["text"], one["t"]) for one in readings if one.get("status") == 200]
+        if read:
+            numbers = metrics.figures(read[0] if len(read) > 1 else None, read[-1])
+    except (ValueError, KeyError, TypeError):
+        unread, wanted = "/metrics that cannot be read", "Prometheus's text format"
+        problem = problem or str(Problem(url, unread, wanted, "check what listens there"))
+    return {"url": url, "model": model, "answers": health == 200, "problem": problem, **asdict(numbers)}
+
+
+# For people.
+
+
+def lines(status: Mapping[str, Any]) -> list[str]:
+    """The status as plain lines, for where there is no terminal."""
+    titles, rows = _rows(status)
+    widths = [max(len(row[at]) for row in [titles, *rows]) for at in range(len(titles))]
+    shown = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [titles, *rows]
+    ]
+    return [*_about(status), *shown, *status["problems"]]
+
+
+def table(status: Mapping[str, Any]) -> Table:
+    """The status as a table, for a terminal."""
+    titles, rows = _rows(status)
+    shown = Table(*titles, title=Text("\n".join(_about(status))), title_justify="left")
+    for row, host in zip(rows, status["hosts"], strict=True):
+        shown.add_row(*map(Text, row), style="red" if host["problem"] else None)
+    if status["problems"]:
+        shown.caption = Text("\n".join(status["problems"]), style="red")
+    return shown
+
+
+def _about(status: Mapping[str, Any]) -> Iterable[str]:
+    endpoint = status["endpoint"]
+    yield f"release {status['release'] or 'none'}, recipe {status['recipe'] or 'none'}, {status['when']}"
+    if endpoint is None:
+        yield "endpoint: none"
+        return
+    answers = "answers" if endpoint["answers"] else "does not answer"
+    yield f"endpoint: {endpoint['url']} {answers} for {endpoint['model'] or 'an unknown model'}"
+    yield "  " + ", ".join(
+        (
+            f"decode {_figure(endpoint['generated_tok_s'], '.1f', ' tok/s')} now",
+            f"prompt {_figure(endpoint['prompt_tok_s'], '.1f', ' tok/s')}",
+            f"requests {_figure(endpoint['running'], 'd')} running",
+            f"{_figure(endpoint['waiting'], 'd')} waiting",
+            f"KV cache {_figure(endpoint['kv_use'], '.0%')}",
+            f"drafts accepted {_figure(endpoint['acceptance'], '.0%')}",
+            f"first token {_figure(endpoint['ttft_s'], '.3f', ' s')}",
+        )
+    )
+
+
+def _rows(status: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    titles = ("host", "rank", "state", "up", "restarts", "release", "memory used", "temperature")
+    return titles, [_row(host) for host in status["hosts"]]
+
+
+def _row(host: Mapping[str, Any]) -> tuple[str, ...]:
+    memory, gib = host["memory"], 2**30
+    used = NOT_CHECKED
+    if memory:
+        used = f"{(memory['total'] - memory['available']) / gib:.1f} of {memory['total'] / gib:.1f} GiB"
+    up = "-" if host["uptime_s"] is None else seconds_text(host["uptime_s"])
+    return (
+        host["host"],
+        "-" if host["rank"] is None else str(host["rank"]),
+        host["state"],
+        up,
+        "-" if host["restarts"] is None else str(host["restarts"]),
+        host["release"] or "-",
+        used,
+        _temperature(host["gpus"]),
+    )
+
+
+def _temperature(gpus: Sequence[Mapping[str, float | None]] | None) -> str:
+    known = [gpu["temperature_c"] for gpu in gpus or [] if gpu.get("temperature_c") is not None]
+    return ", ".join(f"{value:.0f} °C" for value in known) if known else NOT_CHECKED
+
+
+def _figure(value: float | None, how: str, unit: str = "") -> str:
+    return "not measured" if value is None else format(value, how) + unit

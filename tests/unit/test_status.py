@@ -1,0 +1,297 @@
+# ruff: noqa: E501 -- a message is compared with the whole line that a user reads
+"""What `sparkstack status` makes of what hosts say, and what watches the endpoint from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from lab.light_engine import Counters
+from onhost import status as probe
+from sparkstack import metrics, monitoring, serving_status, status_cli
+from sparkstack.cli import main
+from sparkstack.metrics import Figures
+
+NAMES = Path(__file__).parent / "data" / "vllm-0.32-metrics.txt"
+"""The metrics in the source of the lab's vLLM (a counter's name goes on with _total, a histogram's with _bucket)."""
+
+
+def reading(at: float, **amounts: int) -> metrics.Reading:
+    """What the lab's engine says, with vLLM's names."""
+    counters = Counters("m")
+    counters.add(**amounts)
+    counters.first += [0.1, 0.3]
+    return metrics.read(counters.text(16, speculation=True), at)
+
+
+def test_two_readings_make_figures() -> None:
+    first = reading(10.0, generation_tokens_total=100, spec_decode_num_draft_tokens_total=10)
+    last = reading(
+        12.0,
+        generation_tokens_total=150,
+        prompt_tokens_total=8,
+        num_requests_running=4,
+        spec_decode_num_draft_tokens_total=30,
+        spec_decode_num_accepted_tokens_total=15,
+    )
+    found = metrics.figures(first, last)
+    assert (found.generated_tok_s, found.prompt_tok_s, found.running, found.waiting) == (25.0, 4.0, 4, 0)
+    assert (found.kv_use, found.acceptance, found.ttft_s) == (0.25, 0.75, None)
+
+
+def test_what_cannot_be_known_is_not_measured() -> None:
+    more, less = reading(1.0, generation_tokens_total=9), reading(2.0, generation_tokens_total=3)
+    assert metrics.figures(more, less).generated_tok_s is None  # it was restarted in between
+    assert metrics.figures(None, more).generated_tok_s is None
+    assert metrics.figures(more, more).generated_tok_s is None  # no time went by
+    assert metrics.figures(None, more).acceptance is None  # nothing was drafted
+    assert metrics.figures(None, metrics.read("", 1.0)) == Figures()
+    since = reading(1.0, spec_decode_num_draft_tokens_total=4, spec_decode_num_accepted_tokens_total=1)
+    assert metrics.figures(since, since).acceptance == 0.25  # of all so far
+
+
+def test_engines_and_labels_are_added_up() -> None:
+    text = """\
+# HELP vllm:generation_tokens Number of generation tokens.
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{engine="0",model_name="a \\"b\\" {c}"} 1.5e+03
+vllm:generation_tokens_total{engine="1",model_name="a \\"b\\" {c}"} 500
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.5
+vllm:num_requests_running{engine="1"} NaN
+"""
+    found = metrics.read(text, 0.0)
+    assert found.values["vllm:generation_tokens_total"] == 2000
+    assert metrics.figures(None, found).kv_use == 0.5
+    assert metrics.figures(None, found).running is None
+    with pytest.raises(ValueError):
+        metrics.read("<html>", 0.0)
+
+
+def said(rank: int = 0, active: str = "active", **more: Any) -> dict[str, Any]:
+    counters = Counters("m")
+    texts = []
+    for amount in (0, 40):
+        counters.add(generation_tokens_total=amount)
+        texts.append(counters.text(16, speculation=False))
+    readings = [{"status": 200, "t": 5.0 + at, "text": text} for at, text in enumerate(texts)]
+    return {
+        "release": {"release": "r1", "recipe": "x", "rank": rank, "world": 2, "endpoint": "http://h:8000", "model": "m"},
+        "unit": {
+            "ActiveState": active,
+            "SubState": "running",
+            "Result": "success",
+            "NRestarts": "2",
+            "ActiveEnterTimestampMonotonic": "1000000",
+        },
+        "now_s": 61.0,
+        "memory": {"total": 4 * 2**30, "available": 2**30},
+        "gpus": [{"temperature.gpu": 61.0, "power.draw": 30.5, "utilization.gpu": 90.0}] if rank == 0 else None,
+        "endpoint": {"health": 200, "said": "", "readings": readings} if rank == 0 else None,
+        **more,
+    }  # fmt: skip
+
+
+def test_a_cluster_that_serves() -> None:
+    found = serving_status.document("now", {"a": said(), "b": said(1)})
+    assert (found["ok"], found["problems"], found["release"]) == (True, [], "r1")
+    assert found["endpoint"]["url"] == "http://h:8000" and found["endpoint"]["generated_tok_s"] == 40.0
+    assert found["endpoint"]["acceptance"] is None
+    assert found["hosts"][0]["gpus"] == [
+        {"temperature_c": 61.0, "power_w": 30.5, "utilization_percent": 90.0}
+    ]
+    lines = serving_status.lines(found)
+    assert lines[1] == "endpoint: http://h:8000 answers for m"
+    assert "decode 40.0 tok/s now" in lines[2] and "drafts accepted not measured" in lines[2]
+    assert re.split(r"  +", lines[4]) == [
+        "a", "0", "serves", "1:00 min", "2", "r1", "3.0 of 4.0 GiB", "61 °C",
+    ]  # fmt: skip
+    assert lines[5].endswith("3.0 of 4.0 GiB  not checked")
+    console = Console(width=160, record=True, force_terminal=True)
+    console.print(serving_status.table(found))
+    assert "61 °C" in console.export_text()
+    json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "problems"),
+    [
+        (
+            {"a": said(), "b": "no connection"},
+            ["b: found no connection; wanted an answer; check power, cable and ssh"],
+        ),
+        (
+            {"a": said(), "b": said(1, "failed")},
+            ["b: found unit failed (running, last result success); wanted active; "
+             "see journalctl -u sparkstack-serve there"],
+        ),
+        (
+            {"a": said(), "b": said(1, release={"release": "r0", "rank": 1})},
+            ["b: found release r0; wanted r1, the head's; run deploy.py again"],
+        ),
+        ({"a": said(), "b": said(1, release=None)}, ["b: found no release; wanted one; run deploy.py"]),
+        ({"a": said(endpoint={"health": 503, "said": "rank 1 is away", "readings": []})},
+         ["http://h:8000: found HTTP 503 (rank 1 is away); wanted HTTP 200 of /health; "
+          "see journalctl -u sparkstack-serve on the head"]),
+        ({"a": said(endpoint={"health": 0, "said": "refused", "readings": []})},
+         ["http://h:8000: found no answer (refused); wanted HTTP 200 of /health; "
+          "see journalctl -u sparkstack-serve on the head"]),
+        ({"a": said(endpoint={"health": 200, "readings": [{"status": 200, "t": 1, "text": "<html>"}]})},
+         ["http://h:8000: found /metrics that cannot be read; wanted Prometheus's text format; "
+          "check what listens there"]),
+        ({"b": said(1)}, ["endpoint: found no head that serves; wanted one; run deploy.py"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_a_line_and_status_1(hosts: dict[str, Any], problems: list[str]) -> None:
+    found = serving_status.document("now", hosts)
+    assert (found["problems"], found["ok"]) == (problems, False)
+    assert serving_status.lines(found)[-len(problems) :] == problems
+
+
+def test_an_endpoint_that_is_read_from_here() -> None:
+    other = {"url": "http://tunnel:1", "health": 200, "said": "", "readings": []}
+    found = serving_status.document("now", {"a": said()}, other)["endpoint"]
+    assert (found["url"], found["model"], found["answers"]) == ("http://tunnel:1", "m", True)
+    assert found["generated_tok_s"] is None
+
+
+# The probe.
+
+
+class Engine(BaseHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        code = 503 if self.path == "/sick/health" else 200
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(b"rank 1\nis away" if code == 503 else b"vllm:a_total 1\nvllm:b_bucket{le=\"1\"} 1\nother 2\n")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_probe_s_words(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said_by = {"systemctl": "ActiveState=active\nNRestarts=0\n", "nvidia-smi": "50, 12.5, 3, [N/A]\n"}
+    monkeypatch.setattr(probe, "output", lambda *words: said_by.get(words[0]))
+    monkeypatch.setattr(probe.shutil, "which", lambda name: name)
+    (tmp_path / "current").mkdir()
+    about = {"release": "r", "rank": 0, "endpoint": f"{engine}/", "model": "m", "argv": ["secret"]}
+    (tmp_path / "current/release.json").write_text(json.dumps(about))
+    probe.main(str(tmp_path), "unit", "0")
+    found = json.loads(capsys.readouterr().out)
+    assert found["unit"] == {"ActiveState": "active", "NRestarts": "0"}
+    assert found["gpus"] == [
+        {"temperature.gpu": 50.0, "power.draw": 12.5, "utilization.gpu": 3.0, "memory.used": None}
+    ]
+    assert found["endpoint"]["health"] == 200
+    assert [one["text"] for one in found["endpoint"]["readings"]] == ["vllm:a_total 1"] * 2
+    assert "argv" not in found["release"] and found["memory"]["total"] > found["memory"]["available"]
+    sick = probe.endpoint(f"{engine}/sick", 0)
+    assert (sick["health"], sick["said"]) == (503, "rank 1 is away")
+
+
+def test_the_probe_on_a_bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe.shutil, "which", lambda name: None)
+    assert probe.release(tmp_path) is None and probe.gpus() is None
+    assert probe.endpoint("http://127.0.0.1:1", 0)["health"] == 0
+
+
+# The command.
+
+
+def run(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any], *words: str) -> Result:
+    asked: list[list[str]] = []
+
+    def told(command: list[str]) -> Iterator[dict[str, Any]]:
+        asked.append(command)
+        yield document
+
+    monkeypatch.setattr(status_cli, "_documents", told)
+    result = CliRunner().invoke(main, [*words])
+    result.asked = asked  # type: ignore[attr-defined]
+    return result
+
+
+INVENTORY = str(Path(__file__).resolve().parents[2] / "inventories" / "single.py")
+
+
+def test_status_for_people_and_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = serving_status.document("now", {"a": said()})
+    bad = serving_status.document("now", {"a": "no connection"})
+    shown = run(monkeypatch, good, "status", INVENTORY)
+    assert (shown.exit_code, shown.output.splitlines()[0]) == (0, "release r1, recipe x, now")
+    shown = run(monkeypatch, bad, "status", INVENTORY, "--json")
+    assert shown.exit_code == 1 and json.loads(shown.output)["endpoint"] is None
+    shown = run(monkeypatch, good, "status", INVENTORY, "--endpoint", "http://h:1/v1", "--watch")
+    assert 'status_endpoint="http://h:1"' in shown.asked[0][-3] and shown.asked[0][-1] == "status_interval=3.0"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("url", ["h:1", "ftp://h", "http://", "http://h:99999"])
+def test_what_is_no_endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    shown = run(monkeypatch, {}, "status", INVENTORY, "--endpoint", url)
+    assert shown.exit_code == 1
+    assert shown.output == f"--endpoint: found {url!r}; wanted http://HOST:PORT; correct it\n"
+
+
+def test_monitoring_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    good = serving_status.document("now", {"a": said(), "b": said(1)})
+    shown = run(monkeypatch, good, "monitoring", INVENTORY, "--out", str(tmp_path / "new"))
+    assert shown.exit_code == 0, shown.output
+    scrape = yaml.safe_load((tmp_path / "new" / monitoring.SCRAPE).read_text())
+    [job] = scrape["scrape_configs"]
+    assert job["static_configs"] == [
+        {"targets": ["h:8000"], "labels": {"recipe": "x", "hosts": "2", "head": "a"}}
+    ]
+    assert json.loads((tmp_path / "new" / monitoring.DASHBOARD).read_text())["uid"] == "sparkstack-serving"
+    bad = run(monkeypatch, serving_status.document("now", {"a": "no connection"}), "monitoring", INVENTORY, "--out", "x")
+    assert bad.output == (
+        "monitoring: found no endpoint (a: found no connection; wanted an answer; check power, cable and ssh); "
+        "wanted one; run deploy.py first\n"
+    )
+    file = tmp_path / "file"
+    file.touch()
+    told = run(monkeypatch, good, "monitoring", INVENTORY, "--out", str(file))
+    assert (told.exit_code, told.output) == (1, f"{file}: found file exists; wanted a folder to write to; name another\n")
+
+
+def test_an_endpoint_on_the_head_alone_is_told() -> None:
+    assert "# The endpoint listens on a alone" in monitoring.scrape("http://127.0.0.1:8000", "r", "x", ["a"])
+    assert "alone" not in monitoring.scrape("http://192.0.2.1:8000", "r", "x", ["a"])
+
+
+def test_the_dashboard_asks_for_what_vllm_says() -> None:
+    known = set(NAMES.read_text().split())
+    board = json.loads(monitoring.dashboard())
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"vllm:\w+", target["expr"])
+    }
+    assert len(asked) >= 12
+    for name in asked:
+        assert re.sub(r"_(total|bucket)$", "", name) in known, name
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    figures = [metrics.GENERATED, metrics.PROMPT, metrics.DRAFTED, metrics.ACCEPTED, metrics.KV_USE[0]]
+    for name in (*figures, metrics.RUNNING, metrics.WAITING, metrics.FIRST_TOKEN):
+        assert name.removesuffix("_total") in known, name

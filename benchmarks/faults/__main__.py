@@ -31,8 +31,8 @@ from benchmarks.faults.load import SILENT, Load
 from lab import lab
 
 NOT_CHECKED = {
-    "clock jump": "the lab's hosts are containers and share this machine's clock; nothing of ours that waits goes "
-    "by the wall clock (time.monotonic, systemd's own timers)",
+    "clock jump": "the lab's hosts are containers and share this machine's clock; what waits here goes by "
+    "time.monotonic and by systemd's own timers, and by no wall clock",
 }
 
 
@@ -83,14 +83,24 @@ def table(engine: str, long_cut: float, only: str | None, folder: Path) -> dict[
         if (case.light and engine != "light") or (only and not re.search(only, case.name)):
             continue
         result = known.play(cluster, case, limit)
-        lines.append({"fault": result.name, "recovery_s": result.seconds, "outage": result.outage, "said": result.said})
+        lines.append(_line(result))
         print(f"{result.name}: {result.seconds} s {result.said}", flush=True)
     streams = None
     if not only or re.search(only, "deploy"):
         streams = deploy_under_load(cluster, engine, folder)
         print(f"deploy while requests stream: {streams}", flush=True)
     again = deploy(*data(plan="no", watchdog=json.dumps(QUICK)), *_recipe(engine, folder))
-    return {"kind": "table", "lines": lines, "deploy_under_load": streams, "second_deploy_ok": again.returncode == 0}
+    second = again.returncode == 0
+    return {"kind": "table", "lines": lines, "deploy_under_load": streams, "second_deploy_ok": second}
+
+
+def _line(result: known.Result) -> dict[str, Any]:
+    return {
+        "fault": result.name,
+        "recovery_s": result.seconds,
+        "outage": result.outage,
+        "said": result.said,
+    }
 
 
 def _recipe(engine: str, folder: Path) -> list[str]:
@@ -110,7 +120,7 @@ def soak(engine: str, seconds: float, seed: int, folder: Path) -> dict[str, Any]
     while time.monotonic() < until:
         time.sleep(rng.uniform(2, 10))
         result = known.play(cluster, rng.choice(choice))
-        lines.append({"fault": result.name, "recovery_s": result.seconds, "outage": result.outage, "said": result.said})
+        lines.append(_line(result))
         print(f"{result.name}: {result.seconds} s {result.said}; {dict(load.counts)}", flush=True)
         if result.seconds is None:
             break
@@ -127,7 +137,8 @@ def markdown(found: dict[str, Any]) -> str:
         rows.append(f"| {line['fault']} | {took} | {'yes' if line['outage'] else 'no'} |")
     rows += [f"| {name} | not checked: {why} | |" for name, why in NOT_CHECKED.items()]
     rest = ""
-    for name, counts in (("Deploy while requests stream", found.get("deploy_under_load")), ("Requests", found.get("requests"))):
+    titles = {"deploy_under_load": "Deploy while requests stream", "requests": "Requests"}
+    for name, counts in ((title, found.get(key)) for key, title in titles.items()):
         if counts:
             rest += f"\n{name}: {', '.join(f'{key} {value}' for key, value in counts.items())}.\n"
     return head + "\n".join(rows) + "\n" + rest

@@ -119,9 +119,8 @@ def _out_of_memory(cluster: Cluster) -> None:
     head = cluster.head
     head.run(f"docker update --memory 128m --memory-swap 128m {UNIT}")
     with suppress(Failed):
-        head.run(
-            f"curl -s -m 20 -X POST -d '{{}}' http://{head.address}:{cluster.port}/fault/eat; true", check=False
-        )
+        url = f"http://{head.address}:{cluster.port}/fault/eat"
+        head.run(f"curl -s -m 20 -X POST -d '{{}}' {url}; true", check=False)
 
 
 def _full_log(cluster: Cluster) -> float:
@@ -138,7 +137,7 @@ def _full_log(cluster: Cluster) -> float:
         wait_for("a new start", 60, lambda: head.active == "activating")
         wait_for("tokens with a full journal", RECOVERY_S, cluster.serves)
     finally:
-        head.run(f"rm -f {place}/fill; umount -l {place}; systemctl restart systemd-journald; true", check=False)
+        head.run(f"rm -f {place}/fill; umount -l {place}; systemctl restart systemd-journald", check=False)
     return began
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 import time
@@ -165,9 +164,9 @@ def put_engine(names: list[str]) -> None:
     """The light engine onto the hosts."""
     for name in names:
         text = ENGINE.read_text()
-        folder = shlex.quote(str(Path(ON_HOST).parent))
+        put = f"mkdir -p {Path(ON_HOST).parent}; cat > {ON_HOST}; chmod 755 {ON_HOST}"
         subprocess.run(
-            ["docker", "exec", "-i", name, "sh", "-c", f"mkdir -p {folder}; cat > {ON_HOST}; chmod 755 {ON_HOST}"],
+            ["docker", "exec", "-i", name, "sh", "-c", put],
             input=text, text=True, check=True, capture_output=True, timeout=60,
         )  # fmt: skip
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """A light stand-in for `vllm serve` over several hosts: it takes the same words and fails in the same ways.
 
-Each token is a step that every rank must answer, as a tensor-parallel model's is: a rank that hangs hangs all,
-without a word. Seen of vLLM and played here: a head whose worker is gone says 200 to /health until a request
-comes, answers that one with 500 and ends with status 0; a worker whose head is gone stays up for ever; on
-SIGTERM the head takes no more requests and lets open ones end. Standard library only; runs in the image.
+Each token is a step that every rank must answer, as a tensor-parallel model's is: a rank that hangs hangs
+all, without a word. Seen of vLLM and played here: a head whose worker is gone says 200 to /health until a
+request comes, answers that one with 500 and ends with status 0; a worker whose head is gone stays up;
+on SIGTERM the head takes no more requests and lets open ones end. Standard library only; runs in the image.
 """
 
 from __future__ import annotations
@@ -92,7 +92,6 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(404, json.dumps({"error": {"message": f"no model {body.get('model')!r}"}}))
             return
         self.engine.running += 1
-        self.engine.prompts += 1
         try:
             self._complete(body)
         except Broken as error:
@@ -120,6 +119,8 @@ class Handler(BaseHTTPRequestHandler):
         words = []
         for number in range(count):
             self.engine.step()
+            # As vLLM counts: what its engine has done, not what its server was asked.
+            self.engine.prompts += number == 0
             words.append(f" w{number % 7}")
             if not stream:
                 continue

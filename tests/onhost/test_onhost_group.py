@@ -266,7 +266,7 @@ def test_what_ends_a_start(host: Host, fault: str, about: dict[str, Any], said: 
             host.faults += [prestart.manifests.Fault("a", "missing")]
         elif fault == "port":
             about = {"port": other.getsockname()[1]}
-        with pytest.raises(JobError, match="^found .*; wanted ") as caught:
+        with pytest.raises(JobError, match=r"^found .*; wanted ") as caught:
             start(host, Peers(Path("/nowhere")), world=1, **about).run()
     assert said in str(caught.value)
     assert group.read_line("group") == ""

@@ -1,4 +1,4 @@
-"""One run at a time: the words that hold the lock, tried by the real shell, and what the second run is told."""
+"""One run at a time: the words that hold the lock, by the real shell, and what the second run is told."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ def test_the_heads_place_takes_it_and_a_dry_run_does_not(
         alone.ensure(head)
     # Where the run leaves the head out, its first host has the lock.
     head.connected = False
-    with pytest.raises(SiteError, match="^spark-2: found another run"):
+    with pytest.raises(SiteError, match=r"^spark-2: found another run"):
         alone.ensure(worker)

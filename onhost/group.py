@@ -99,7 +99,7 @@ class State:
     sub: str = ""
     invocation: str = ""
     restarts: int = 0
-    release: str = ""
+    release: str | None = ""
     note: str = ""  # of the present invocation
     members: Mapping[int, str] = field(default_factory=dict)
     members_release: str = ""
@@ -127,7 +127,7 @@ def read_state(text: str) -> State:
         found.get("SubState", ""),
         invocation,
         int(count) if count.isdigit() else 0,
-        found.get("Release", ""),
+        found.get("Release"),
         # What a start before this one left is no word of this one.
         note if invocation and whose == invocation else "",
         members,
@@ -230,6 +230,8 @@ def waiting_for(state: State, release: str) -> Wait | None:
     """Why the head cannot form a group with a worker; None where that waits, its checks done."""
     if not state.answered:
         return Wait(f"no answer ({state.said})")
+    if state.release is None:
+        return Wait("it does not say its release; run the deploy with all stages")
     if state.release != release:
         return Wait(f"it has release {state.release or 'none'}, the head {release}; deploy again")
     if state.active in ("inactive", "failed"):

@@ -102,10 +102,10 @@ class Start:
             try:
                 self._unready = Unready(self.served.bind, self.served.port, "the engine starts")
                 return
-            except JobError:
+            except JobError as error:
                 if time.monotonic() > until:
                     raise
-            self.tell(f"waiting for port {self.served.port}")
+                self.tell(f"waiting for the endpoint's port: {str(error).partition(';')[0]}")
             time.sleep(QUICK)
 
     def _image(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.server
 import json
 import socket
@@ -64,10 +65,12 @@ class Unready:
         try:
             self._server = Server((bind, port), Handler)
         except OSError as error:
-            raise JobError(
-                f"found {bind}:{port} taken ({error.strerror}); wanted it free for the endpoint; see who has "
-                f"it: ss -ltnp 'sport = :{port}'"
-            ) from None
+            found = f"found {bind}:{port} not to be had ({error.strerror})"
+            remedy = "see whether this host has the address: ip address"
+            if error.errno == errno.EADDRINUSE:
+                found = f"found {bind}:{port} taken"
+                remedy = f"see who has it: ss -ltnp 'sport = :{port}'"
+            raise JobError(f"{found}; wanted it free for the endpoint; {remedy}") from None
         self.address: tuple[str, int] = self._server.server_address[:2]  # type: ignore[assignment]
         threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True).start()
 

@@ -27,6 +27,7 @@ from tasks.site import SiteError
 
 LOCK = "/run/sparkstack/run.lock"
 WAIT_SECONDS = 5  # the lock of a run that was killed is free as soon as its connection is seen to have ended
+ANSWER_SECONDS = 60
 BEAT_SECONDS, SILENT_SECONDS = 15, 300
 HELD, TAKEN = "sparkstack-run-held", "sparkstack-run-taken"
 
@@ -71,7 +72,7 @@ def ensure(host: Any) -> None:
     ).get_raw_value()
     client = getattr(head.connector, "client", None)
     if client is not None:
-        stdin, stdout, stderr = client.exec_command(command)
+        stdin, stdout, stderr = client.exec_command(command, timeout=ANSWER_SECONDS)
     elif head.name == "@local":
         process = subprocess.Popen(
             command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -80,7 +81,11 @@ def ensure(host: Any) -> None:
         stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
     else:
         return  # a connector that keeps no process of ours: nothing can hold a lock there
-    said = stdout.readline() or stderr.read()
+    try:
+        said = stdout.readline() or stderr.read()
+    except OSError as error:  # among them the end of patience
+        said = str(error) or type(error).__name__
+    said = said.decode(errors="replace") if isinstance(said, bytes) else said
     if problem := refusal(head.name, said):
         raise SiteError(str(problem))
     _kept.append((stdin, stdout, stderr, gevent.spawn(_beat, stdin)))

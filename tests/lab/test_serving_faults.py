@@ -56,7 +56,6 @@ def cluster(sparks: list[Spark], folder: Path) -> Iterator[Cluster]:
     "name",
     [
         "SIGKILL of the engine, head",
-        "container killed, rank 1",
         "engine wedged (SIGSTOP), rank 1",
         "SIGKILL of dockerd, head",
     ],

@@ -250,7 +250,7 @@ def test_docker_is_waited_for(host: Host) -> None:
             {"memory_gib": 1e6},
             "GiB of memory available after 180 s; wanted 1000000.0 GiB, the recipe's",
         ),
-        ("port", {}, "taken (Address already in use); wanted it free for the endpoint; see who has it: ss "),
+        ("port", {}, " taken; wanted it free for the endpoint; see who has it: ss -ltnp 'sport = :"),
     ],
 )
 def test_what_ends_a_start(host: Host, fault: str, about: dict[str, Any], said: str) -> None:

@@ -57,7 +57,7 @@ def test_the_heads_place_takes_it_and_a_dry_run_does_not(
     head, worker = (site.host for site in sites(2))
     asked: list[str] = []
 
-    def exec_command(command: str) -> tuple[Any, Any, Any]:
+    def exec_command(command: str, timeout: float) -> tuple[Any, Any, Any]:
         asked.append(command)
         said = SimpleNamespace(readline=lambda: f"{alone.TAKEN} ann\n", read=lambda: "")
         return SimpleNamespace(), said, said

@@ -14,6 +14,8 @@ VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY")
 """Where engines look for it: vLLM, and llama.cpp's server."""
 ENV_FILE, KEY_FILE = "api.env", "api.key"
 """Below the secrets' folder of every host, root's alone: for the container, and for who asks the endpoint."""
+INSIDE = "/run/sparkstack/api.key"
+"""The key's file in containers of engines that read one."""
 _KEY = re.compile(r"[\x21-\x7e]{8,512}")
 
 

@@ -293,8 +293,10 @@ def _json_options(launch: Launch) -> list[Finding]:
             continue  # nothing, or told as a name without a value
         if isinstance(value, dict) or (name == "compilation_config" and type(value) is int):
             continue
+        if launch.command and isinstance(value, str) and value.startswith("{"):
+            continue  # told where the command was read
         problem = _not_json(value, name in vllm_options.JSON_OBJECTS)
-        if problem is not None and not (launch.format != "3" and launch.command and begins):
+        if problem is not None:
             where, remedy = launch.where(f"options.{name}"), "write its keys below it, or one line of JSON"
             result.append(error("json", where, f"{name} = {problem}", "a JSON object", remedy))
     return result

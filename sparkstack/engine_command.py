@@ -12,6 +12,7 @@ NAMES = {
     "served_name": "what clients write in `model`",
     "bind": "the address on which the head answers",
     "port": "serve.port",
+    "api_key_file": "a file with the endpoint's API key, empty where there is none",
     "rank": "this host's number, from 0 (the head)",
     "world": "how many hosts there are",
     "head_address": "the head's address on the fabric, 127.0.0.1 for a single Spark",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparkstack import engine_atlas, engine_command, engine_ray, launch
+from sparkstack.api_key import INSIDE
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.launch import Accelerator, Rank
 from sparkstack.native import Recipe
@@ -23,9 +24,15 @@ class Started:
 
 
 def started(
-    recipe: Recipe, rank: Rank, *, bind: str, port: int, accelerator: Accelerator = "gpu"
+    recipe: Recipe,
+    rank: Rank,
+    *,
+    bind: str,
+    port: int,
+    accelerator: Accelerator = "gpu",
+    api_key: bool = False,
 ) -> Started:
-    """What `recipe` starts on one rank.
+    """What `recipe` starts on one rank. `api_key`: the endpoint asks for a key.
 
     Errors: SparkstackError for options that are worked out elsewhere, parallel sizes that are not the number
     of hosts, and a command that cannot be filled in.
@@ -33,9 +40,10 @@ def started(
     match recipe.serve.engine:
         case "atlas":
             words = engine_atlas.argv(recipe, rank, model_path=MODEL_PATH, bind=bind, port=port)
+            words += ["--require-auth", "--auth-tokens-file", INSIDE] if api_key and rank.rank == 0 else []
             return Started(words, entrypoint=False)
         case "command":
-            return Started(command_argv(recipe, rank, bind=bind, port=port))
+            return Started(command_argv(recipe, rank, bind=bind, port=port, api_key=api_key))
         case _:
             words = launch.serve_argv(
                 recipe, rank, model_path=MODEL_PATH, bind=bind, port=port, accelerator=accelerator
@@ -52,7 +60,9 @@ def env(recipe: Recipe, world: int) -> dict[str, str]:
     return (engine_ray.ENV if launch.over_ray(recipe, world) else {}) | recipe.serve.env
 
 
-def command_argv(recipe: Recipe, rank: Rank, *, bind: str, port: int) -> list[str]:
+def command_argv(
+    recipe: Recipe, rank: Rank, *, bind: str, port: int, api_key: bool = False
+) -> list[str]:
     """The recipe's own command, with its options behind it as flags."""
     command, where = recipe.serve.command, f"recipe {recipe.name}"
     if command is None:
@@ -65,6 +75,7 @@ def command_argv(recipe: Recipe, rank: Rank, *, bind: str, port: int) -> list[st
         "served_name": recipe.served_name,
         "bind": bind,
         "port": port,
+        "api_key_file": INSIDE if api_key else "/dev/null",
         "rank": rank.rank,
         "world": rank.world,
         "head_address": rank.head_address,
@@ -72,6 +83,11 @@ def command_argv(recipe: Recipe, rank: Rank, *, bind: str, port: int) -> list[st
         "master_port": rank.master_port,
     }
     return [*engine_command.filled(command, values), *launch.flag_words(recipe.serve.options)]
+
+
+def reads_key_file(engine: str) -> bool:
+    """Does this engine get the API key as a file, too? vLLM reads a variable."""
+    return engine != "vllm"
 
 
 def has_plugin(engine: str) -> bool:

@@ -220,7 +220,8 @@ def leftovers(one: OnHost, gone: Sequence[str], also_needed: Sequence[Mapping[st
     def parts(
         abouts: Sequence[Mapping[str, Any]],
     ) -> tuple[set[str], set[str], set[str], set[tuple[str, str]]]:
-        sources = [about["source"] for about in abouts if isinstance(about.get("source"), Mapping)]
+        named = [one for about in abouts for one in [about.get("source"), *(about.get("donors") or [])]]
+        sources = [one for one in named if isinstance(one, Mapping)]
         return (
             {str(about["image"]) for about in abouts if about.get("image")},
             {str(about["base"]) for about in abouts if about.get("base")},

@@ -37,8 +37,8 @@ class Operation:
 class RunReport:
     """Filled while a run goes on, then written and shown. `when` is the run's start as the caller writes it;
     `links`, `collective`, `measurement` and `verdict` are as in docs/interfaces.md; `head` is the host that
-    `endpoint` is on. `serving` is the release that answers there where it is another one than this run's
-    `release`, with what was measured of it."""
+    `endpoint` is on; `api_key` says whether it asks for one. `serving` is the release that answers there
+    where it is another one than this run's `release`, with what was measured of it."""
 
     when: str
     recipe: str
@@ -48,6 +48,7 @@ class RunReport:
     endpoint: str | None = None
     head: str | None = None
     model: str | None = None
+    api_key: bool = False
     links: dict[str, Any] | None = None
     collective: dict[str, Any] | None = None
     measurement: dict[str, Any] | None = None
@@ -139,7 +140,7 @@ class RunReport:
         yield from _links((self.links or {}).get("lines", []) + (self.collective or {}).get("lines", []))
         if self.endpoint:
             yield f"endpoint: {self.endpoint} serves {self.model} (release {self.serving or self.release})"
-            yield f"  {curl(self.endpoint, self.model or '', self.head)}"
+            yield f"  {curl(self.endpoint, self.model or '', self.head, self.api_key)}"
         if self.serving is not None and self.measurement:
             yield f"release {self.release} of this run, which does not serve:"
         yield from _figures(self.measurement, self.verdict)
@@ -162,12 +163,15 @@ def _figures(measurement: dict[str, Any] | None, verdict: dict[str, Any] | None)
         yield f"  {line['name']}: {_measured(line['measured'])}{expected}: {line['verdict']}"
 
 
-def curl(endpoint: str, model: str, head: str | None = None) -> str:
-    """A command line that asks the endpoint something; through ssh where it listens on the head alone."""
+def curl(endpoint: str, model: str, head: str | None = None, api_key: bool = False) -> str:
+    """A command line that asks the endpoint something; through ssh where it listens on the head alone. A key
+    is taken from the variable KEY of who runs it."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}
     url = endpoint.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
     words = ["curl", "-sS", url, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
     line = shlex.join(words)
+    if api_key:
+        line = line.replace(" -d ", ' -H "Authorization: Bearer $KEY" -d ', 1)
     if head and urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
         return shlex.join(["ssh", head, line])
     return line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tempfile
 from collections.abc import Generator, Sequence
@@ -108,8 +109,14 @@ def _documents(command: Sequence[str]) -> Generator[dict[str, Any]]:
         finally:
             run.terminate()
     if not come:
-        last = told.splitlines()[-1] if told else "no word"
-        raise SparkstackError(Problem("status", last.strip(), "what the hosts say", "check the inventory"))
+        raise SparkstackError(Problem("status", _last(told), "what the hosts say", "check the inventory"))
+
+
+def _last(told: str) -> str:
+    """The line of pyinfra's words that says what is wrong: behind it stands where to report a bug."""
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    mistakes = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
+    return (mistakes or [line for line in lines if not line.startswith("-->")] or ["no word"])[-1]
 
 
 def _url(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import shlex
 from typing import Any
 
@@ -19,8 +19,9 @@ from tasks.site import Site
 
 
 class Sources(FactBase[dict[str, Any]]):
-    """Returns `{"busy": bool, "sources": {checkpoint id: {"repo", "revision"}}}`: whether a job that fetches
-    or makes a checkpoint or an image is at work, and where each finished checkpoint is from."""
+    """Returns `{"busy": bool, "sources": {checkpoint id: [(repository, revision)] or None}}`: whether a job
+    that fetches or makes a checkpoint or an image is at work, and what each finished checkpoint was made of,
+    donors too; None where its manifest does not say."""
 
     @staticmethod
     def default() -> dict[str, Any]:
@@ -32,8 +33,9 @@ class Sources(FactBase[dict[str, Any]]):
             f"systemctl list-units --no-legend --plain {jobs} | grep -q . && echo busy; "
             f"for f in {shlex.quote(checkpoints_dir)}/*/manifest.json; do "
             '[ -f "$f" ] || continue; d=${f%/*}; '
-            # The source stands before the files' long list in our own words; the whole file is MBs.
-            'echo "${d##*/} $(tr -d \'\\n\' < "$f" | grep -o \'"source": *{[^}]*}\' | head -n 1)"; done; true'
+            # Wherever our own manifest names them; reading all of it as JSON would want Python on the host.
+            """echo "${d##*/} $(tr -d '\\n' < "$f" |"""
+            r""" grep -oE '"repo": *"[^"]*", *"revision": *"[^"]*"' | sort -u | tr '\n' ' ')"; done; true"""
         )
 
     def process(self, output: list[str]) -> dict[str, Any]:
@@ -43,10 +45,7 @@ class Sources(FactBase[dict[str, Any]]):
                 found["busy"] = True
                 continue
             name, _, text = line.partition(" ")
-            try:
-                found["sources"][name] = json.loads("{" + text + "}")["source"]
-            except (ValueError, KeyError):
-                found["sources"][name] = None
+            found["sources"][name] = re.findall(r'"repo": *"([^"]*)", *"revision": *"([^"]*)"', text) or None
         return found
 
 
@@ -104,7 +103,7 @@ def commands(
 ) -> list[tuple[str, str]]:
     """(what, shell words that remove it); the releases' own folders last: they say what there is to remove.
 
-    `sources`: where each finished checkpoint of the host is from; a download that another one needs stays.
+    `sources`: what each finished checkpoint of the host was made of; a download that another one needs stays.
     """
     state_dir, config = rank.data.state_dir, rank.data.config_dir
     result = []
@@ -144,10 +143,9 @@ def commands(
                 f" {state_dir}/jobs/sparkstack-*checkpoint-{shlex.quote(name)}",
             )
         )
-    others = [source for name, source in sources.items() if name not in rest.checkpoints]
-    known = [(str(one.get("repo")), str(one.get("revision"))) for one in others if isinstance(one, dict)]
+    others = [made_of for name, made_of in sources.items() if name not in rest.checkpoints]
     for repo, revision in rest.downloads:
-        if len(known) < len(others) or (repo, revision) in known:
+        if any(made_of is None or (repo, revision) in made_of for made_of in others):
             continue  # another checkpoint on the host is from it, or it cannot be told
         place = f"{state_dir}/downloads/{shlex.quote(repo.replace('/', '--'))}"
         one = f"{place}/{shlex.quote(revision)}"

@@ -16,6 +16,7 @@ from pyinfra import state as current_state
 from pyinfra.api.state import BaseStateCallback
 from rich.console import Console
 
+from sparkstack import api_key
 from sparkstack.report import RunReport
 
 REPORTS = Path(__file__).resolve().parent.parent / "reports"
@@ -92,6 +93,7 @@ def note_serving(
         _report.serving = release
         _report.endpoint, _report.model = about.get("endpoint"), about.get("model")
         _report.head = None if head.name == "@local" else head.name
+        _report.api_key = api_key.VARIABLES[0] in (about.get("env") or {})
         _report.serving_measurement, _report.serving_verdict = measurement, verdict
 
 
@@ -113,7 +115,7 @@ def note_benchmark(site: Any, measurement: dict[str, Any], verdict: dict[str, An
         _report.endpoint = site.endpoint
         # This machine needs no ssh to ask itself.
         _report.head = None if site.head.name == "@local" else site.head.name
-        _report.model = site.served_model
+        _report.model, _report.api_key = site.served_model, site.api_key is not None
         _report.measurement = measurement
         _report.verdict = verdict
 

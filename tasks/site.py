@@ -245,8 +245,16 @@ class Site:
         accelerator = self.data.accelerator
         secrets = [f"{self.secrets_dir}/{api_key.ENV_FILE}"] if self.api_key else []
         engine = engines.started(
-            self.recipe, place, bind=self.bind, port=self.recipe.serve.port, accelerator=accelerator
+            self.recipe,
+            place,
+            bind=self.bind,
+            port=self.recipe.serve.port,
+            accelerator=accelerator,
+            api_key=self.api_key is not None,
         )
+        files = []
+        if self.api_key_path and engines.reads_key_file(self.recipe.serve.engine):
+            files = ["--mount", f"type=bind,src={self.api_key_path},dst={api_key.INSIDE},readonly"]
         return launch.docker_argv(
             engine.words,
             entrypoint=engine.entrypoint,
@@ -255,7 +263,7 @@ class Site:
             accelerator=accelerator,
             env_files=[f"{config}/current/fabric.env", f"{config}/current/serve.env", *secrets],
             shm_size=self.recipe.serve.shm_size,
-            extra=self.recipe.serve.extra_docker_args,
+            extra=[*files, *self.recipe.serve.extra_docker_args],
         )
 
     @functools.cached_property
@@ -324,6 +332,7 @@ class Site:
             "base": self.image_base,
             "checkpoint": self.checkpoint_id,
             "source": {"repo": source.repo, "revision": source.revision},
+            "donors": [step["donor"] for step in self.transforms if step.get("donor")],
             "transforms": [step["name"] for step in self.transforms],
             "endpoint": self.endpoint,
             "bind": self.bind,

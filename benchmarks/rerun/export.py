@@ -16,7 +16,6 @@ from sparkstack import docker_settings, launch, netplan
 from tasks import declaration, site, wheels
 
 KNOBS = [
-    "user",
     "packages",
     "sshd_protected",
     "earlyoom",
@@ -66,6 +65,8 @@ def _variables(here: site.Site) -> dict[str, Any]:
     return {
         **_connection(),
         **{name: host.data.get(name) for name in KNOBS},
+        "user": here.user,
+        "docker_mirrors": host.data.get("docker_mirrors") or [],
         "root": str(site.ROOT),
         "daemon_settings": docker_settings.wanted(host.data, gpu=False),
         "daemon_settings_gpu": docker_settings.wanted(host.data, gpu=True),

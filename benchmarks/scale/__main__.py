@@ -95,11 +95,14 @@ def measure(count: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("counts", type=int, nargs="*", default=[1, 2, 3, 4, 8])
+    parser.add_argument("--keep", action="store_true", help="leave the last lab standing")
     counts = sorted(parser.parse_args().counts)  # the lab keeps what stands, and adds
+    keep = parser.parse_args().keep
     try:
         rows = [measure(count) for count in counts]
     finally:
-        sparkstack("lab", "down")
+        if not keep:
+            sparkstack("lab", "down")
     medians = {row["hosts"]: row["median_s"] for row in rows}
     ratio = round(medians[8] / medians[2], 2) if {2, 8} <= medians.keys() else None
     when = datetime.now(UTC).strftime("%Y-%m-%d")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.rerun import hosts
-from lab import engine
+from lab import engine, nodes
 from sparkstack import topology
 from tests.lab.conftest import ROOT, pyinfra
 from tests.lab.test_doctor import bad, doctor
@@ -44,6 +44,21 @@ def four(state: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ite
             hosts.down()
 
 
+@pytest.fixture
+def outside(state: dict[str, Any], four: list[str]) -> Iterator[str]:
+    """The address by which these four reach the lab's registry and hub; they are on another network."""
+    client = engine.connect()
+    assert client is not None
+    container = client.containers.get(nodes.OUTSIDE)
+    bridge = client.networks.get("bridge")
+    bridge.connect(container)
+    try:
+        container.reload()
+        yield str(container.attrs["NetworkSettings"]["Networks"]["bridge"]["IPAddress"])
+    finally:
+        bridge.disconnect(container)
+
+
 def ask(number: int, command: str) -> str:
     words = ["docker", "exec", f"{PREFIX}{number}", "sh", "-c", command]
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -71,19 +86,24 @@ def plug_a_ring() -> None:
                 ip("link", "set", port, "up", inside=pid)
 
 
-# The hosts are on two rails, which is a switch, until they are plugged in another way.
-@pytest.mark.parametrize(("example", "ports"), [("switch", 2), ("ring", 4)])
-def test_an_example_inventory_with_only_its_addresses_swapped(
-    four: list[str], example: str, ports: int, tmp_path: Path
-) -> None:
+def swapped(example: str, four: list[str], folder: Path) -> Path:
+    """An example inventory with these hosts' addresses."""
     text = (ROOT / "inventories" / f"{example}.py").read_text()
     for number, address in enumerate(four, 1):
         assert text.count(f"192.0.2.1{number}") == 1
         text = text.replace(f"192.0.2.1{number}", address)
     # A ring's ranks meet on the management network, whose interface has another name here.
-    text = text.replace('"enP7s7"', '"eth0"')
-    inventory = tmp_path / f"{example}.py"
-    inventory.write_text(text)
+    inventory = folder / f"{example}.py"
+    inventory.write_text(text.replace('"enP7s7"', '"eth0"'))
+    return inventory
+
+
+# The hosts are on two rails, which is a switch, until they are plugged in another way.
+@pytest.mark.parametrize(("example", "ports"), [("switch", 2), ("ring", 4)])
+def test_an_example_inventory_with_only_its_addresses_swapped(
+    four: list[str], example: str, ports: int, tmp_path: Path
+) -> None:
+    inventory = swapped(example, four, tmp_path)
     values = {
         "ssh_key": hosts.KEY,
         "ssh_known_hosts_file": hosts.KNOWN_HOSTS,
@@ -112,4 +132,33 @@ def test_an_example_inventory_with_only_its_addresses_swapped(
     assert (run.code, bad(report)) == (0, []), run.output
     assert {line["host"] for line in report["lines"]} == {*names, "all hosts"}
     run = pyinfra(*words, inventory=str(inventory))
+    assert (run.code, run.changed()) == (0, {}), run.output
+
+
+def test_four_hosts_serve_a_stand_in(
+    four: list[str], outside: str, state: dict[str, Any], tmp_path: Path
+) -> None:
+    """Ranks of the light engine over the ring: all of a run but the links and the measurement."""
+    values = {
+        "ssh_key": hosts.KEY,
+        "ssh_known_hosts_file": hosts.KNOWN_HOSTS,
+        "recipe": "lab-light",
+        "accelerator": "cpu",
+        "accepted_systems": '["debian:12"]',
+        "docker_mirrors": json.dumps([f"http://{outside}:5000"]),
+        "hub_endpoint": f"http://{outside}:8080",
+        "image_bases": json.dumps(state["image_base"]),
+    }
+    words = ["-y", "--data", "only=preflight,host,docker,conda,fabric,image,checkpoint,serve"]
+    words += [word for key, value in values.items() for word in ("--data", f"{key}={value}")]
+    inventory = str(swapped("ring", four, tmp_path))
+    run = pyinfra(*words, inventory=inventory)
+    assert run.code == 0, run.output
+    for number in range(1, 5):
+        words = ask(number, "docker inspect -f '{{.Args}}' sparkstack-serve")
+        assert f"--rank {number - 1} --world 4 " in words
+    body = json.dumps({"model": "light", "prompt": "x", "max_tokens": 3})
+    answer = ask(1, f"curl -sS http://127.0.0.1:8000/v1/completions -d '{body}'")
+    assert json.loads(answer)["usage"]["completion_tokens"] == 3
+    run = pyinfra(*words, inventory=inventory)
     assert (run.code, run.changed()) == (0, {}), run.output

@@ -81,6 +81,16 @@ def test_what_waiting_cannot_mend(server: Server, capsys: pytest.CaptureFixture[
     assert time.monotonic() - began < 5
 
 
+def test_an_engine_that_knows_of_no_key_is_not_ready(
+    server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It answers everybody, where the site asked for a key."""
+    (tmp_path / "key").write_text("sk\n")
+    status, said = run(capsys, server.url, 60, "--api-key-file", str(tmp_path / "key"))
+    found = f"found HTTP 200 from {server.url} without the API key; wanted 401; "
+    assert status == 1 and said.startswith(found)
+
+
 class Docker:
     """Stands for the docker command: `states` is what inspect says one call after the other (None: gone)."""
 

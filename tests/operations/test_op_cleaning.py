@@ -103,7 +103,8 @@ def test_what_is_removed_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
     rest = Leftovers(["i:1"], ["base@sha256:1"], ["c1"], [("o/m", "r1"), ("o/n", "r2")])
-    sources = {"c1": {"repo": "o/m", "revision": "r1"}, "c2": {"repo": "o/n", "revision": "r2"}}
+    # A donor's files are downloads, too: c2 was made of two.
+    sources = {"c1": [("o/m", "r1")], "c2": [("o/base", "r9"), ("o/n", "r2")]}
     words = cleaning.commands(host, ["r1"], rest, sources)
     assert words[-1][0] == "release r1", "it says what there is to remove, so it goes last"
     lines = "\n".join(f"( {text} ) || exit 1" for _, text in words)
@@ -119,7 +120,9 @@ def test_what_is_removed_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_where_checkpoints_are_from(tmp_path: Path) -> None:
     for name, text in {
         "aa": '{\n "files": {},\n "source": {\n  "repo": "o/m",\n  "revision": "r"\n }\n}',
-        "bb": '{"source": {"repo": "o/n", "revision": "s"}, "files": {"x": {"source": {"repo": "no"}}}}',
+        "bb": '{"source": {"repo": "o/n", "revision": "s"}, "inputs": [{"repo": "o/n", "revision": "s", '
+        '"files": {"x": {"size": 1}}}, {"repo": "o/donor", "revision": "t", "files": {}}], "transforms": '
+        '[{"name": "graft_fp8", "donor": {"repo": "o/donor", "revision": "t"}}]}',
         "cc": "{",
     }.items():
         (tmp_path / name).mkdir()
@@ -131,8 +134,8 @@ def test_where_checkpoints_are_from(tmp_path: Path) -> None:
     assert fact.process(done.stdout.splitlines()) == {
         "busy": True,
         "sources": {
-            "aa": {"repo": "o/m", "revision": "r"},
-            "bb": {"repo": "o/n", "revision": "s"},
+            "aa": [("o/m", "r")],
+            "bb": [("o/donor", "t"), ("o/n", "s")],
             "cc": None,
         },
     }

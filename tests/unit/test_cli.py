@@ -137,4 +137,7 @@ def test_flags_behind_two_dashes_win(tmp_path: Path) -> None:
     ]
     foreign = tmp_path / "x.yaml"
     foreign.write_text("model: a/b\nruntime: sglang\ncontainer: c:1\ncommand: sglang serve --a 1\n")
-    assert "sglang serve --a 1 --b 2\n" in run("recipe", "render", str(foreign), "--", "--b", "2").stdout
+    words = ("recipe", "render", str(foreign), "--", "--b", "{rank}")
+    assert run(*words).stdout.endswith("--model-path \\\n  /model \\\n  --b \\\n  '{rank}'\n")
+    refused = run(*words[:4], "--port=1").stderr.splitlines()[-1]
+    assert refused == "--: found the flag --port=1; wanted it only from the recipe and group_data; remove it"

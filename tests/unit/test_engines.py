@@ -80,6 +80,16 @@ def test_a_command_gets_what_the_run_works_out() -> None:
     ]
 
 
+def test_where_the_api_key_s_file_is() -> None:
+    place, inside = Rank(0, 1, "127.0.0.1", "127.0.0.1"), "/run/sparkstack/api.key"
+    mine = recipe(engine="command", command="srv --api-key-file {api_key_file}")
+    for asked, file in ((True, inside), (False, "/dev/null")):
+        assert engines.started(mine, place, bind="::1", port=1, api_key=asked).words[-1] == file
+    atlas = engines.started(recipe(engine="atlas"), place, bind="::1", port=1, api_key=True).words
+    assert atlas[-3:] == ["--require-auth", "--auth-tokens-file", inside]
+    assert "auth" not in " ".join(started(recipe(engine="atlas")))
+
+
 def test_a_list_is_words_as_they_are() -> None:
     command = ["sh", "-c", 'exec srv "$0" ; true\n', "{port}", 8, "${HOME}", "a b"]
     assert started(recipe(engine="command", command=command)) == [
@@ -120,7 +130,7 @@ def test_options_follow_the_command_by_the_one_rule() -> None:
         (
             "serve:\n  engine: command\n  command: |\n    srv \\\n      --port {prot}\n",
             ["/r.yaml:10: found serve.command: {prot}; wanted one of: {model_path}, {served_name}, {bind}, "
-             "{port}, {rank}, {world}, {head_address}, {host_address}, {master_port}; did you mean {port}?"],
+             "{port}, {api_key_file}, {rank}, {world}, {head_address}, {host_address}, {master_port}; did you mean {port}?"],
         ),
         (
             "serve:\n  engine: command\n  command: |\n    a \\\n    b && c $HOME\n",
@@ -137,7 +147,7 @@ def test_options_follow_the_command_by_the_one_rule() -> None:
         (
             "serve:\n  engine: command\n  command:\n    - srv\n    - '{word}'\n",
             ["/r.yaml:10: found serve.command: {word}; wanted one of: {model_path}, {served_name}, {bind}, "
-             "{port}, {rank}, {world}, {head_address}, {host_address}, {master_port}; did you mean {world}?"],
+             "{port}, {api_key_file}, {rank}, {world}, {head_address}, {host_address}, {master_port}; did you mean {world}?"],
         ),
         (
             "serve:\n  engine: command\n  command: {a: b}\n",

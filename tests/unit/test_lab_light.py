@@ -19,6 +19,8 @@ from onhost import ready
 from onhost.bench import client as bench
 
 MODEL = "light"
+HERE = "127.83.1.1"
+"""Where no other test takes the port that was free a moment ago."""
 
 
 @pytest.fixture
@@ -75,20 +77,20 @@ def test_a_key_is_wanted_where_there_is_one(url: str, monkeypatch: pytest.Monkey
 
 
 def test_ranks_meet_step_and_end_together() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]
     ended: list[str] = []
 
     def worker(rank: int) -> None:
         try:
-            follow(rank, "127.0.0.1", port, 10)
+            follow(rank, HERE, port, 10)
         except SystemExit as error:
             ended.append(str(error))
 
     workers = [threading.Thread(target=worker, args=(rank,), daemon=True) for rank in (1, 2)]
     for one in workers:
         one.start()  # before the head: they wait for it
-    group = Group("127.0.0.1", port, 3, 10)
+    group = Group(HERE, port, 3, 10)
     for _ in range(3):
         group.step()
     said: list[str] = []
@@ -111,12 +113,12 @@ def test_ranks_meet_step_and_end_together() -> None:
 
 def test_ranks_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(light_engine, "RETRY_S", 0.0)
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(SystemExit, match=r"ranks \[1\] did not come in 0 s"):
-        Group("127.0.0.1", port, 2, 0)
+        Group(HERE, port, 2, 0)
     with pytest.raises(SystemExit, match="no head at 127"):
-        follow(1, "127.0.0.1", port, 0)
+        follow(1, HERE, port, 0)
 
 
 def test_the_image_holds_the_script_and_nothing_that_runs() -> None:

@@ -611,7 +611,6 @@ OPTIONS = "serve:\n  options: "
             {"turboquant-mtp"},
         ),
         ("org/x-NVFP4", """{speculative_config: '{"method": "qwen3_5_mtp"}'}""", {"mtp-nvfp4"}),
-        ("org/x-NVFP4", "{speculative_config: no JSON}", {"json"}),
         ("Qwen/Qwen3.5-35B", "{kv_cache_dtype: turboquant_4bit_nc}", set()),
         ("Qwen/Qwen3-8B", "{kv_cache_dtype: turboquant_4bit_nc, speculative_config: {method: mtp}}", set()),
         ("Qwen/Qwen3.5-35B", "{kv_cache_dtype: turboquant35}", {"turboquant-reference"}),

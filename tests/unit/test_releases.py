@@ -126,6 +126,11 @@ def test_what_only_old_releases_needed_goes() -> None:
     )
     wish = about("i1", "b1", "c9", "r1")
     assert releases.leftovers(one, ["old", "older"], [wish]) == releases.Leftovers([], [], ["c1", "c2"], [])
+    # What a graft took its tensors from was downloaded, too.
+    donor = {"repo": "o/donor", "revision": "d"}
+    grafted = OnHost("new", {**one.releases, "old": kept(**about("i1", "b1", "c1", "r2"), donors=[donor])})
+    assert releases.leftovers(grafted, ["old"]).downloads == [("o/donor", "d")]
+    assert releases.leftovers(grafted, ["old"], [{"donors": [donor]}]).downloads == []
     # A release.json of a first version names less; nothing of it is guessed.
     assert releases.leftovers(OnHost(None, {"x": kept()}), ["x"]) == releases.Leftovers()
 

@@ -222,48 +222,52 @@ class Downloads:
 
         What came from the hub is kept for later runs; `keep`: also what did not, as the files will go.
         """
-        raw: dict[str, bytes] = {}
+        headers: dict[str, Header] = {}
         todo = []
+        parsing = threading.Lock()  # one at a time: a header takes ten times its size while it is read
+
+        def read(name: str, start: bytes) -> Header:
+            try:
+                with parsing:
+                    return parse_header(start[8:], origin.files[name].size, str(origin.folder / name))
+            except FormatError as error:
+                origin.header_path(name).unlink(missing_ok=True)
+                raise broken(error, origin) from None
+
         for name in names:
             if (kept := origin.header_path(name)).exists():
-                raw[name] = kept.read_bytes()
+                headers[name] = read(name, kept.read_bytes())
             elif (origin.folder / name).is_file():
                 try:
-                    raw[name] = prefix_of(origin.folder / name)
+                    start = prefix_of(origin.folder / name)
                 except FormatError as error:  # its hash is the hub's
                     raise broken(error, origin) from None
                 if keep:
-                    write_atomic(kept, raw[name])
+                    write_atomic(kept, start)
+                headers[name] = read(name, start)
             else:
                 todo.append(name)
         if todo:
             self._job.progress.stage("headers", len(todo), "files", origin.source.repo)
             with self._fetcher(ignore_bytes) as fetcher:
 
-                def one(name: str) -> bytes:
+                def one(name: str) -> Header:
                     try:
                         start = _prefix(fetcher, origin.wanted(name))
                     except FormatError as error:
                         raise broken(error, origin) from None
                     write_atomic(origin.header_path(name), start)
                     self._job.progress.add(1)
-                    return start
+                    return read(name, start)
 
                 pool = ThreadPoolExecutor(self._settings.streams, thread_name_prefix="headers")
                 try:
-                    raw.update(zip(todo, pool.map(one, todo), strict=True))
+                    headers.update(zip(todo, pool.map(one, todo), strict=True))
                 except BaseException:
                     self._job.stop.set()
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
                 pool.shutdown()
-        headers = {}
-        for name, start in raw.items():
-            try:
-                headers[name] = parse_header(start[8:], origin.files[name].size, str(origin.folder / name))
-            except FormatError as error:
-                origin.header_path(name).unlink(missing_ok=True)
-                raise broken(error, origin) from None
         return headers
 
     @contextmanager

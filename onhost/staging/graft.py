@@ -103,7 +103,7 @@ def rewritten(
         if any(tensor.name in change for tensor in header.tensors)
     }
     weight_map = dict(old.index.weight_map)
-    sizes = {name: tensor.size for name, tensor in old.tensors.items()}
+    total = sum(tensor.size for tensor in old.tensors.values())
     outputs = []
     for file, info in catalog.items():
         if file in touched:
@@ -115,16 +115,16 @@ def rewritten(
             ]
             for name in by_file.get(file, []):
                 del weight_map[name]
-                del sizes[name]
+                total -= old.tensors[name].size
                 for piece in change[name]:
                     pieces.append(piece)
                     weight_map[piece.tensor.name] = file
-                    sizes[piece.tensor.name] = piece.part.size
+                    total += piece.part.size
             outputs.append(weights(file, pieces, header.metadata))
         elif file not in files and file != INDEX:
             outputs.append(kept(file, info))
     if INDEX in catalog:
-        metadata = {**old.index.metadata, "total_size": sum(sizes.values())}
+        metadata = {**old.index.metadata, "total_size": total}
         outputs.append(text(INDEX, Index(weight_map, metadata).content()))
     return [*outputs, *files.values()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Mapping
@@ -44,7 +45,13 @@ def read_json(catalog: Catalog, name: str) -> dict[str, Any] | None:
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
     """A JSON file's bytes, readable; keys in the order they have."""
-    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+    out = io.BytesIO()
+    # Piece by piece: `dumps` would hold the pieces of a large model's index, five a name, as strings at once.
+    with io.TextIOWrapper(out, "utf-8", newline="") as text:
+        json.dump(data, text, indent=2, ensure_ascii=False)
+        text.write("\n")
+        text.flush()
+        return out.getvalue()
 
 
 def read_index(catalog: Catalog) -> Index | None:
@@ -88,23 +95,25 @@ def weight_headers(catalog: Catalog, index: Index | None) -> dict[str, Header]:
 
 
 def check_index(index: Index, headers: Mapping[str, Header]) -> dict[str, Tensor]:
-    """Each indexed tensor, as the file that the index names has it.
+    """Each indexed tensor, as the file that the index names has it, file by file.
 
     JobError where the index names a file or tensor that is not there.
     """
     found: dict[str, Tensor] = {}
-    held = {file: {tensor.name: tensor for tensor in header.tensors} for file, header in headers.items()}
+    for file, header in headers.items():
+        for tensor in header.tensors:
+            if index.weight_map.get(tensor.name) == file:
+                found[tensor.name] = tensor
     for name, file in index.weight_map.items():
-        if file not in held:
+        if file not in headers:
             raise JobError(
                 f"found {file} missing though {INDEX} names it; wanted all files; fetch the checkpoint again"
             )
-        if name not in held[file]:
+        if name not in found:
             raise JobError(
                 f"found no tensor {name} in {file} though {INDEX} says so; wanted it there; "
                 "report it to the checkpoint's maker or pin another revision"
             )
-        found[name] = held[file][name]
     return found
 
 

@@ -23,7 +23,6 @@ from benchmarks.faults.cluster import (
     data,
     deploy,
     light_recipe,
-    put_engine,
     standing,
     wait_for,
 )  # fmt: skip
@@ -46,12 +45,10 @@ def minutes(text: str) -> float:
 
 def prepare(engine: str, folder: Path) -> tuple[Cluster, list[str]]:
     """A cluster that serves with this engine, and the words by which it was deployed."""
-    state = lab.read_state()
-    if state is None:
+    if lab.read_state() is None:
         raise Failed("found no lab; wanted one that is up; run: sparkstack lab up")
     words = data(plan="no", retry="yes", watchdog=json.dumps(QUICK))
     if engine == "light":
-        put_engine([node["name"] for node in state["nodes"]])
         words += data(recipe=light_recipe(folder))
     done = deploy(*words)
     if done.returncode:
@@ -66,7 +63,7 @@ def deploy_under_load(cluster: Cluster, engine: str, folder: Path) -> dict[str, 
     time.sleep(5)
     words = data(plan="no", retry="yes", watchdog=json.dumps(QUICK))
     if engine == "light":
-        words += data(recipe=light_recipe(folder, max_num_seqs=6))
+        words += data(recipe=light_recipe(folder, token_ms=15))
     began = time.monotonic()
     done = deploy(*words)
     seconds = time.monotonic() - began

@@ -17,8 +17,6 @@ import yaml
 from lab import lab
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ENGINE = Path(__file__).with_name("light_engine.py")
-ON_HOST = "/var/lib/sparkstack-faults/vllm"
 UNIT = "sparkstack-serve"
 # Quick looks, for a fault to be seen within the time of a test; a light engine answers in milliseconds.
 QUICK = {"enabled": True, "interval_s": 2, "timeout_s": 5, "misses": 2, "away_s": 30}
@@ -147,28 +145,12 @@ def standing() -> Cluster:
 
 
 def light_recipe(folder: Path, **options: Any) -> Path:
-    """The lab's recipe with the light engine in vLLM's place; `options` make another release of it."""
-    recipe = yaml.safe_load((ROOT / "recipes" / "lab-tiny.yaml").read_text())
-    recipe["name"] = "lab-light"
-    recipe["serve"]["options"] |= options
-    recipe["serve"]["extra_docker_args"] = [
-        "--mount", f"type=bind,src={ON_HOST},dst=/light/vllm,readonly", "--entrypoint", "/light/vllm",
-    ]  # fmt: skip
-    recipe["budget"]["memory_gib"] = 0.5
+    """The light engine's recipe, with streams that last a second; `options` make another release of it."""
+    recipe = yaml.safe_load((ROOT / "recipes" / "lab-light.yaml").read_text())
+    recipe["serve"]["options"] |= {"token_ms": 20, "drain_s": 20, **options}
     path = folder / "lab-light.yaml"
     path.write_text(yaml.safe_dump(recipe, sort_keys=False))
     return path
-
-
-def put_engine(names: list[str]) -> None:
-    """The light engine onto the hosts."""
-    for name in names:
-        text = ENGINE.read_text()
-        put = f"mkdir -p {Path(ON_HOST).parent}; cat > {ON_HOST}; chmod 755 {ON_HOST}"
-        subprocess.run(
-            ["docker", "exec", "-i", name, "sh", "-c", put],
-            input=text, text=True, check=True, capture_output=True, timeout=60,
-        )  # fmt: skip
 
 
 def deploy(*words: str) -> subprocess.CompletedProcess[str]:

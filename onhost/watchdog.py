@@ -115,7 +115,7 @@ class Watch:
 
     def _restart(self, why: str) -> None:
         self._say(f"starts the group anew: {why}")
-        self._said = ""
+        self._said = "started anew"  # so that the next token is told, and the same reason once more
         self._begin_anew()
 
     def _say(self, line: str, quiet: bool = False) -> None:

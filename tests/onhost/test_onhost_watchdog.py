@@ -58,6 +58,8 @@ def test_dead_is_no_token_and_no_work_several_times() -> None:
     )
     # It begins to count anew.
     assert head.look(HEAD, {1: WORKER}, NONE) == [True]
+    assert head.look(HEAD, {1: WORKER}, TOKEN) == [True]
+    assert head.said[-1] == "tokens come"
 
 
 def test_slow_is_not_dead() -> None:

@@ -81,7 +81,7 @@ def serve_argv(
         if options.get("shutdown_timeout") is None:
             derived["shutdown_timeout"] = DRAIN_SECONDS
     if options.get("tensor_parallel_size") is None:
-        derived["tensor_parallel_size"] = _tensor_parallel(recipe, rank.world, problems)
+        derived |= _parallel(recipe, rank.world, problems)
     elif accelerator == "gpu":
         _check_parallel(recipe, rank.world, problems)
     if over_ray(recipe, rank.world):
@@ -125,14 +125,30 @@ def _sizes(recipe: Recipe) -> tuple[int, int]:
     return _size(recipe, "tensor_parallel_size"), others
 
 
-def _tensor_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> int:
+def _parallel(recipe: Recipe, world: int, problems: list[Problem]) -> dict[str, int]:
+    """Tensor parallel size: the hosts that the other sizes leave. Where the model's heads do not divide by
+    that and the recipe says nothing of pipeline parallel, what the heads leave is that."""
     _, others = _sizes(recipe)
     if world % others:
         found = f"pipeline × data parallel size {others} on {world} hosts"
         problems.append(
             Problem(f"recipe {recipe.name}", found, f"a divisor of {world}", "correct serve.options")
         )
-    return max(world // others, 1)
+    left = max(world // others, 1)
+    if recipe.serve.options.get("pipeline_parallel_size") is not None:
+        return {"tensor_parallel_size": left}
+    tensor = max(size for size in range(1, left + 1) if left % size == 0 and _heads_divide(recipe, size))
+    pipeline = {} if tensor == left else {"pipeline_parallel_size": left // tensor}
+    return {"tensor_parallel_size": tensor, **pipeline}
+
+
+def _heads_divide(recipe: Recipe, size: int) -> bool:
+    """Can so many ranks share the model's heads, as far as `metadata` says how many there are? KV heads may
+    also be repeated, each on as many ranks as the others."""
+    heads, kv_heads = (recipe.metadata.get(name) for name in ("num_attention_heads", "num_kv_heads"))
+    if type(heads) is int and heads > 0 and heads % size:
+        return False
+    return not (type(kv_heads) is int and kv_heads > 0 and kv_heads % size and size % kv_heads)
 
 
 def _check_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> None:

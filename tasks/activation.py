@@ -303,6 +303,12 @@ def note_serving(host: Any, release: str, kept: Kept) -> None:
     report.note_serving(host, release, kept.about, *figures)
 
 
+def with_unit(hosts: list[Any]) -> list[Any]:
+    """Those of `hosts` that have the unit: one that joins those that serve has none yet."""
+    look = f"systemctl show -p LoadState --value {UNIT}"
+    return [rank for rank in hosts if shell(rank, look)[1].strip() != "not-found"]
+
+
 def stop_ranks(host: Any, hosts: list[Any]) -> bool:
     """Stop the units of all ranks, the head's first: it stops taking requests before a worker goes."""
     progress.update(f"{hosts[0].name} serve", "stop", 0, None, "s", "stopping the ranks")

@@ -266,7 +266,8 @@ def _restart(
 ) -> bool:
     """Stop what serves, restart the daemons, start what served. A daemon that does not come back gets the
     file before back. Containers of others that stay stopped are named."""
-    if serving and not activation.stop_ranks(host, site.hosts):
+    ranks = activation.with_unit(site.hosts) if serving else []
+    if serving and not activation.stop_ranks(host, ranks):
         return False
     restart = "systemctl reset-failed docker.service; systemctl restart docker.service"
     for rank in due:
@@ -277,7 +278,7 @@ def _restart(
             line = f"{rank.name}: docker: the restart stopped {stopped}; start what you still want of these"
             host.log_styled(line, fg="yellow", log_func=logger.warning)
     try:
-        return not serving or activation.start_ranks(host, site.hosts, site.recipe.serve.ready_timeout_s)
+        return not serving or activation.start_ranks(host, ranks, site.recipe.serve.ready_timeout_s)
     except activation.NotReady as error:
         return report_failure(host, str(error))
 

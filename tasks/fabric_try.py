@@ -23,7 +23,7 @@ FOLDER = "/run/sparkstack-fabric"
 # How long the host waits for us before it goes back.
 KEEP_SECONDS = 60
 # Applying, waiting for addresses, waiting for us, and going back: after that a host has settled either way.
-MOST_SECONDS = 90 + 20 + KEEP_SECONDS + 100
+MOST_SECONDS = 90 + 60 + KEEP_SECONDS + 100
 # An answer that takes longer is none: a connection whose peer lost its address says nothing for minutes.
 ANSWER_SECONDS = 8
 
@@ -107,7 +107,7 @@ def _followed(host: Any, interfaces: tuple[Interface, ...]) -> bool:
             cause = f"no carrier on {', '.join(dead)}"
             remedy = "check the cable and that the host at its other end is on"
         else:
-            cause = f"no address on {', '.join(missing)} 20 s after netplan applied"
+            cause = f"no address on {', '.join(missing)} 20 s or more after netplan applied"
             remedy = f"see `journalctl -u systemd-networkd -u NetworkManager` and `ip addr show {missing[0]}`"
         wanted = ", ".join(f"{i.cidr} on {i.name}" for i in interfaces if i.name in missing)
         return report_failure(

@@ -49,13 +49,17 @@ strays() {
 mtu_back() { [ "$(cat "/sys/class/net/$1/mtu" 2>/dev/null)" = "$2" ] || ip link set dev "$1" mtu "$2" 2>/dev/null || true; }
 address_back() { ip addr add "$2" ${3:+brd "$3"} dev "$1" 2>/dev/null || true; }
 
-settled() { # SECONDS: until every port has its address
+down() { [ "$(($(cat "/sys/class/net/$1/flags" 2>/dev/null || echo 1) & 1))" = 1 ] || touch "$D/down"; }
+settled() { # SECONDS: until every port has its address; thrice as long where a busy host has not raised it yet
     end=$(($(date +%s) + $1))
+    last=$(($(date +%s) + 3 * $1))
     while :; do
-        rm -f "$D/missing"
+        rm -f "$D/missing" "$D/down"
         each "$ports" has
         [ -e "$D/missing" ] || return 0
-        [ "$(date +%s)" -lt "$end" ] || return 1
+        each "$ports" down
+        if [ -e "$D/down" ]; then stop=$last; else stop=$end; fi
+        [ "$(date +%s)" -lt "$stop" ] || return 1
         sleep 0.5
     done
 }

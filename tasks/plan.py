@@ -95,6 +95,9 @@ def _made(site: Site, stages: list[str]) -> Plan:
             steps.append(Step(stage, "asks", "what each host is, and changes nothing"))
         elif stage == "serve" and refused:
             steps.append(plan.serve_step(seen.about, kept, False, refused, False))
+        elif stage == "link" and any(line.status == "drift" for line in lines.get("fabric", [])):
+            # As they are now says nothing: ports that are down, or have another MTU, are the stage's before.
+            steps.append(Step(stage, "changes", "links are measured once the fabric is as declared"))
         elif any(line.status == "failed" for line in lines[stage]) or stage not in RELEASE_STAGES:
             steps.append(plan.of_lines(stage, lines[stage]))
         elif stage == "image":

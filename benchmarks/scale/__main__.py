@@ -1,9 +1,11 @@
-"""How a run's time grows with the number of hosts: `python -m benchmarks.scale [N …]` (default 1 2 3 4 8).
+"""How a run's time grows with the number of hosts: `python -m benchmarks.scale [N …]` (default 1 2 8 4 3).
 
 The lab with so many virtual Sparks, each deployed with the light engine (a stand-in: no model is computed),
 then run again without a change, three times. All hosts share this machine's cores: the controller's part is
 real, the hosts' own is slower than on as many Sparks. Ends with status 1 where 8 hosts take more than 1.5
-times what 2 take, or where a repeated run changes something. Takes the lab; a quarter of an hour.
+times what 2 take (each by its quickest repeat: whatever else runs here only adds), or where a repeated run
+changes something. The lab keeps hosts that stand, so fewer after more are quick. Rows of other numbers in
+today's result are kept. Takes the lab; a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def deploy(count: int) -> tuple[float, dict[str, Any]]:
     kind = "single" if count == 1 else "switch"  # the lab's rails are two networks, whatever the number
     fabric = json.dumps({"kind": kind, "port": 0, "base": "192.168.96.0/19"})
     words = ["inventories/lab.py", "deploy.py", "-y", "--data", "recipe=lab-light"]
-    words += ["--data", f"fabric={fabric}"]
+    # A host that joins gets Docker's settings, and with them a restart, while others serve.
+    words += ["--data", f"fabric={fabric}", "--data", "restart_serving=yes"]
     began = time.monotonic()
     done = subprocess.run(
         [str(BIN / "pyinfra"), *words], cwd=ROOT, env=_env(), capture_output=True, text=True, check=False
@@ -81,6 +84,7 @@ def measure(count: int) -> dict[str, Any]:
         "first_s": round(first, 1),
         "again_s": repeats,
         "median_s": statistics.median(repeats),
+        "least_s": min(repeats),
         "serving": len(serving),
         "answers": status["endpoint"]["answers"],
         "release": report["release"],
@@ -94,24 +98,32 @@ def measure(count: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.add_argument("counts", type=int, nargs="*", default=[1, 2, 3, 4, 8])
+    parser.add_argument("counts", type=int, nargs="*", default=[1, 2, 8, 4, 3])
     parser.add_argument("--keep", action="store_true", help="leave the last lab standing")
-    counts = sorted(parser.parse_args().counts)  # the lab keeps what stands, and adds
+    counts = parser.parse_args().counts
     keep = parser.parse_args().keep
+    when = datetime.now(UTC).strftime("%Y-%m-%d")
+    path = ROOT / "benchmarks" / "results" / f"scale-{when}.json"
+    rows = {row["hosts"]: row for row in (json.loads(path.read_text())["rows"] if path.exists() else [])}
     try:
-        rows = [measure(count) for count in counts]
+        for count in counts:
+            rows[count] = measure(count)
+            ratio = _write(path, when, [rows[one] for one in sorted(rows)])
     finally:
         if not keep:
             sparkstack("lab", "down")
-    medians = {row["hosts"]: row["median_s"] for row in rows}
-    ratio = round(medians[8] / medians[2], 2) if {2, 8} <= medians.keys() else None
-    when = datetime.now(UTC).strftime("%Y-%m-%d")
-    found = {"when": when, "cores": os.cpu_count(), "rows": rows, "ratio_8_to_2": ratio, "limit": LIMIT}
-    path = ROOT / "benchmarks" / "results" / f"scale-{when}.json"
-    path.write_text(json.dumps(found, indent=1) + "\n")
     print(f"ratio 8 to 2 hosts: {ratio}, wanted ≤ {LIMIT}; {path.relative_to(ROOT)}")
     if ratio is not None and ratio > LIMIT:
         raise SystemExit(1)
+
+
+def _write(path: Path, when: str, rows: list[dict[str, Any]]) -> float | None:
+    """Writes the result down; returns what 8 hosts take in terms of 2, None where one of them is missing."""
+    least = {row["hosts"]: row["least_s"] for row in rows}
+    ratio = round(least[8] / least[2], 2) if {2, 8} <= least.keys() else None
+    found = {"when": when, "cores": os.cpu_count(), "rows": rows, "ratio_8_to_2": ratio, "limit": LIMIT}
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    return ratio
 
 
 if __name__ == "__main__":

@@ -129,6 +129,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         "",
     ),
     "stop rank": (rf"systemctl stop {SERVE}", ""),
+    "unit of rank": (rf"systemctl show -p LoadState --value {SERVE}", "loaded"),
     "switch rank": (
         rf"systemctl reset-failed {SERVE} 2>/dev/null; "
         r"\{ (test -f \S+ && touch \S+ \|\| )?cp (\S+)/fabric\.env (\S+)/fabric\.env; \}"

@@ -170,13 +170,22 @@ def test_serving_stops_before_and_starts_after_on_all_ranks(sites: Sites, monkey
 
         monkeypatch.setattr(rank.host, "run_shell_command", listen)
     assert restart(ranks, 1, SERVING)
-    assert order[:5] == [
+    assert order[:2] == [f"{rank.host.name} systemctl show -p" for rank in ranks]
+    assert order[2:7] == [
         "spark-1 systemctl stop sparkstack-serve.service",
         "spark-2 systemctl stop sparkstack-serve.service",
         "spark-2 systemctl reset-failed docker.service;",
         "spark-2 systemctl start --no-block",
         "spark-1 systemctl start --no-block",
     ]
+
+
+def test_a_host_that_joins_those_that_serve_has_no_unit_to_stop(sites: Sites) -> None:
+    ranks = head, worker = sites(2, restart_serving="yes")
+    worker.host.answers["unit of rank"] = "not-found"
+    assert restart(ranks, 1, SERVING)
+    assert "stop rank" in head.host.kinds() and "start rank" in head.host.kinds()
+    assert worker.host.kinds() == ["unit of rank", "restart docker"]
 
 
 def test_a_restart_left_over_from_a_killed_run_is_refused_too(sites: Sites) -> None:

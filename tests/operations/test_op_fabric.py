@@ -208,7 +208,7 @@ def test_a_file_with_passwords_is_left_to_its_owner(sites: Sites) -> None:
          "enP2p1s0f0np0; the host is back as it was; check the cable and that the host at its other end is on, "
          "then run again"),
         ([EOFError()],
-         "found no answer for 270 s after netplan applied; wanted it to answer, or to go back by itself; look at "
+         "found no answer for 310 s after netplan applied; wanted it to answer, or to go back by itself; look at "
          "its console"),
     ],
     ids=["refused", "unreachable", "port down", "gone"],
@@ -232,7 +232,7 @@ def test_another_runs_change_is_waited_for(sites: Sites) -> None:
     head.host.answers = {"begin try": "busy"}
     assert not follow(commands, head.host)
     assert head.host.shown == [
-        "spark-1: fabric: found another run at work on the network for 270 s; wanted none; see `systemctl "
+        "spark-1: fabric: found another run at work on the network for 310 s; wanted none; see `systemctl "
         f"status {fabric_try.UNIT}`, then run again"
     ]
 

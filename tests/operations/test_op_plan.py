@@ -129,3 +129,15 @@ def test_what_failed_before_fails_the_plan(cluster: Cluster) -> None:
 )
 def test_the_size_of_a_folder(output: list[str], size: Any) -> None:
     assert Downloaded().process(output) == size
+
+
+def test_links_are_not_judged_before_the_fabric_is_set_up(cluster: Cluster) -> None:
+    """Ports are down on a fresh host; whatever is seen of them now is what the stage before is there for."""
+    sites = cluster.of()
+    down = Line("spark-1", "link", "eth0 carrier", "failed", "an interface that is down", "carrier", "x")
+    for drift, verdict in (("drift", "changes"), ("ok", "fails")):
+        for host in cluster.hosts:
+            fabric = Line(host.name, "fabric", "/etc/netplan/40-sparkstack.yaml", drift, "no file", "ours")  # type: ignore[arg-type]
+            plan._lines[host.name] = {"fabric": [fabric], "link": [down]}
+        made = plan._made(sites[1], ["fabric", "link"])
+        assert steps(made)["link"][0] == verdict

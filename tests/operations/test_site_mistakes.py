@@ -60,6 +60,30 @@ def test_a_password_in_pyinfras_settings_is_refused(monkeypatch: pytest.MonkeyPa
     assert declared.problems(host) == []
 
 
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (
+            {"api_key_file": "/no/key"},
+            "api_key_file: found /no/key: no such file or directory; wanted a file with the key; correct "
+            "group_data",
+        ),
+        (
+            {"api_key_env": "NO_SUCH_KEY"},
+            "api_key_env: found no variable NO_SUCH_KEY; wanted one with the key; export NO_SUCH_KEY, or "
+            "correct group_data",
+        ),
+        (
+            {"api_key_file": "x", "api_key_env": "X"},
+            "group_data: found api_key_file and api_key_env; wanted one of the two; set the other to None",
+        ),
+    ],
+)
+def test_an_api_key_that_is_not_there(data: dict[str, str], line: str) -> None:
+    pins = {"image_bases": {"sparkstack-lab/vllm-cpu": f"sparkstack-lab/vllm-cpu@sha256:{'0' * 64}"}}
+    assert mistake(1, **data, **pins) == line
+
+
 def test_unknown_recipe_lists_the_known_ones() -> None:
     line = mistake(1, recipe="lab-tyni")
     known = sorted(path.stem for path in (site.ROOT / "recipes").glob("*.yaml"))

@@ -218,6 +218,31 @@ def test_tensor_parallel_is_what_the_other_sizes_leave(
     assert "ray" not in text
 
 
+@pytest.mark.parametrize(
+    ("metadata", "options", "world", "sizes"),
+    [
+        ({"num_kv_heads": 2}, {}, 3, (1, 3)),
+        ({"num_kv_heads": 2}, {}, 4, (4, None)),  # repeated on two ranks each
+        ({"num_kv_heads": 8, "num_attention_heads": 32}, {}, 6, (2, 3)),
+        ({"num_kv_heads": 2, "num_attention_heads": 16}, {}, 6, (2, 3)),
+        ({"num_kv_heads": 8}, {}, 8, (8, None)),
+        ({"num_kv_heads": 8}, {"data_parallel_size": 2}, 6, (1, 3)),
+        ({"num_kv_heads": "8"}, {}, 3, (3, None)),  # not said as a number
+        ({"num_kv_heads": 2}, {"pipeline_parallel_size": 1}, 3, (3, None)),  # the recipe knows better
+    ],
+)
+def test_pipeline_parallel_where_heads_do_not_divide(
+    metadata: dict[str, Any], options: dict[str, Any], world: int, sizes: tuple[int, int | None]
+) -> None:
+    made = recipe(options=options).model_copy(update={"metadata": metadata})
+    words = started(made, 1, world)
+    tensor, pipeline = sizes
+    assert words[words.index("--tensor-parallel-size") + 1] == str(tensor)
+    if "pipeline_parallel_size" not in options:
+        assert ("--pipeline-parallel-size" in words) is (pipeline is not None)
+        assert pipeline is None or words[words.index("--pipeline-parallel-size") + 1] == str(pipeline)
+
+
 @pytest.mark.parametrize(("options", "world"), [(DATA, 6), ({"pipeline_parallel_size": 2}, 3)])
 def test_sizes_that_do_not_divide_the_hosts(options: dict[str, Any], world: int) -> None:
     with pytest.raises(SparkstackError, match=f"wanted a divisor of {world}"):

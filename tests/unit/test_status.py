@@ -20,6 +20,7 @@ from lab.light_engine import Counters
 from onhost import status as probe
 from sparkstack import metrics, monitoring, serving_status, status_cli
 from sparkstack.cli import main
+from sparkstack.errors import SparkstackError
 from sparkstack.metrics import Figures
 
 NAMES = Path(__file__).parent / "data" / "vllm-0.32-metrics.txt"
@@ -245,6 +246,19 @@ def test_status_for_people_and_programs(monkeypatch: pytest.MonkeyPatch) -> None
     assert shown.exit_code == 1 and json.loads(shown.output)["endpoint"] is None
     shown = run(monkeypatch, good, "status", INVENTORY, "--endpoint", "http://h:1/v1", "--watch")
     assert 'status_endpoint="http://h:1"' in shown.asked[0][-3] and shown.asked[0][-1] == "status_interval=3.0"  # type: ignore[attr-defined]
+
+
+def test_what_the_script_prints_is_read_as_it_comes() -> None:
+    documents = status_cli._documents(["sh", "-c", "echo '{\"a\": 1}'; echo noise; echo '{\"a\": 2}'"])
+    assert list(documents) == [{"a": 1}, {"a": 2}]
+    with pytest.raises(SparkstackError, match="status: found no word; wanted what the hosts say"):
+        list(status_cli._documents(["true"]))
+
+
+def test_why_the_script_said_nothing() -> None:
+    told = "-->Loading\n  File x, line 1\nSyntaxError: '(' was never closed\n\n--> The full traceback has been written\n"
+    assert status_cli._last(told) == "SyntaxError: '(' was never closed"
+    assert status_cli._last("something else\n--> more\n") == "something else"
 
 
 @pytest.mark.parametrize("url", ["h:1", "ftp://h", "http://", "http://h:99999"])

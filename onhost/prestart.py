@@ -165,7 +165,8 @@ class Start:
             waited = time.monotonic() - began
             if self._formed(waited) if self.is_head else self._joined():
                 return
-            time.sleep(QUICK if waited < QUICK_SECONDS else SLOW)
+            # Each question is a connection to the head or from it.
+            time.sleep(max(QUICK if waited < QUICK_SECONDS else SLOW, self.served.world / 4))
 
     def _formed(self, waited: float) -> bool:
         """The head: form the group where all workers wait."""

@@ -2,6 +2,7 @@
 
 pyinfra inventories/lab.py deploy.py [-y | --dry] [--data only=docker,serve]
 pyinfra inventories/lab.py deploy.py -y --data rollback=yes    the release before serves again
+pyinfra inventories/lab.py deploy.py --data benchmark=standard   measured at length; also: full, off
 """
 
 from pyinfra import host
@@ -30,7 +31,7 @@ from tasks import host as host_task
 if rollback.asked(host):
     access.ensure(host)
     alone.ensure(host)
-    report.begin(release="", recipe="none (rollback)")
+    report.begin(release="", recipe="none (rollback)", kind="rollback")
     rollback.deploy_rollback()
 else:
     stages = declaration.stages(host.data.get("only"))
@@ -38,7 +39,7 @@ else:
     access.ensure(host)
     alone.ensure(host)
     ahead.plan(here, stages)
-    report.begin(release=here.release_id, recipe=here.recipe.name)
+    report.begin(release=here.release_id, recipe=here.recipe.name, deployed=report.made_of(here.about))
 
     if "preflight" in stages:
         preflight.deploy_preflight(here)

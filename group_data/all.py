@@ -173,6 +173,10 @@ image_bases: dict[str, str] = {}
 # (images, checkpoints, downloads) goes with them. See docs/releases.md.
 keep_releases = 3
 
+# How much is measured at the end of a run: "smoke" (a minute at most), "standard" (streams, kinds of prompts,
+# quality: minutes), "full", or "off" (nothing is measured or judged). See docs/benchmark.md.
+benchmark = "smoke"
+
 # ── Network ──
 
 # How the ConnectX-7 ports are cabled; docs/fabric.md. kind: "single", "pair", "ring", "switch", or "auto"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import ssl
 from collections.abc import Mapping
 
@@ -34,3 +35,32 @@ def make_client(
         trust_env=proxies,
         follow_redirects=redirects,
     )
+
+
+def make_async_client(
+    *, connections: int, headers: Mapping[str, str] | None, transport: httpx.AsyncBaseTransport | None = None
+) -> httpx.AsyncClient:
+    """The same for the event loop, without proxies and without time limits: those are the caller's.
+
+    Idle connections go after 3 s: servers close theirs after 5 s, and a request must not meet that.
+    """
+    return httpx.AsyncClient(
+        transport=transport,
+        verify=_certificates(),
+        timeout=None,
+        limits=httpx.Limits(
+            max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=3
+        ),
+        headers=headers,
+        trust_env=False,
+    )
+
+
+def words_of(error: httpx.HTTPError) -> str:
+    """What an error says; of a connection that did not come about, what the system said."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__

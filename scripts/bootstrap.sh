@@ -49,10 +49,14 @@ find_python() {
 
 has() { command -v "$1" >/dev/null; }
 
+has_browser() { has chromium || has chromium-browser || has google-chrome; }
+
 # Prints the packages that are missing, one a line. With "lab": also what the virtual Sparks need; with "vm"
-# after that: what those need that are machines.
+# after that: what those need that are machines; with "browser" after that: what looks at the report's page.
 missing_packages() {
     find_python >/dev/null || echo python3-venv
+    # Ubuntu's package of that name is a snap, which needs a machine of its own kind.
+    if [ "${3:-}" = browser ] && ! has_browser && grep -qx 'ID=debian' /etc/os-release; then echo chromium; fi
     [ "${1:-}" = lab ] || return 0
     if ! has dockerd || ! has docker; then
         echo docker.io

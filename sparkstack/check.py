@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from sparkstack import conversion, description, memory, rules, schema, vllm_options, yamlfile
 from sparkstack.description import PARALLEL_SIZES, Launch
 from sparkstack.errors import Problem, SparkstackError
+from sparkstack.expectation import CATEGORIES, QUALITY
 from sparkstack.findings import Finding, error, in_order, unsupported, warning
 from sparkstack.flags import ALIASES, canonical, is_placeholder
 from sparkstack.native import (
@@ -142,12 +143,22 @@ def _native(document: Document, findings: list[Finding]) -> Launch | None:
                 where = document.where(("serve", "options", name))
                 found, wanted = f"serve.options.{name}: false", f"{name.removeprefix('no_')}: true"
                 findings.append(error("option", where, found, wanted, "no option is denied twice"))
-    for name in ("categories", "quality"):
-        if getattr(recipe.expect, name):
-            where = document.where(("expect", name))
-            findings.append(
-                warning("not-measured", where, f"expect.{name}", "streams only", "nothing measures it yet")
-            )
+    for key, names, known in (
+        ("categories", recipe.expect.categories, CATEGORIES),
+        ("quality", recipe.expect.quality, QUALITY),
+    ):
+        for name in names:
+            if name not in known:
+                where = document.where(("expect", key, name))
+                near = get_close_matches(name, known, 1)
+                remedy = f"did you mean {near[0]!r}?" if near else "nothing measures it"
+                found, wanted = f"expect.{key}.{name}", f"one of: {', '.join(known)}"
+                findings.append(warning("not-measured", where, found, wanted, remedy))
+    for name, score in recipe.expect.quality.items():
+        if any(limit > 1 for limit in (score.min, score.value) if limit is not None):
+            where = document.where(("expect", "quality", name))
+            found, wanted = f"expect.quality.{name} above 1", "a share from 0 to 1"
+            findings.append(warning("score", where, found, wanted, "97 of 100 is 0.97"))
     return description.of_native(recipe, document)
 
 

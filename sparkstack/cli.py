@@ -9,10 +9,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from sparkstack import hosts
+from sparkstack import hosts, report_files
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.recipe_cli import recipe
 from sparkstack.report import RunReport
+from sparkstack.report_text import render
 from sparkstack.status_cli import monitoring, status
 
 
@@ -49,22 +50,29 @@ def main() -> None:
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="The file as it is.")
+@click.option("--page", is_flag=True, help="Write report.html anew from report.json, and say where it is.")
+@click.option("--schema", is_flag=True, help="The JSON Schema of report.json.")
 @click.option(
     "--reports", "folder", type=click.Path(path_type=Path), default=Path("reports"), show_default=True
 )
-def report(as_json: bool, folder: Path) -> None:
+def report(as_json: bool, page: bool, schema: bool, folder: Path) -> None:
     """Show the newest report."""
-    files = sorted(folder.glob("run-*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    if schema:
+        click.echo(report_files.schema(), nl=False)
+        return
+    files = report_files.files(folder)
     if not files:
         remedy = "run `pyinfra INVENTORY deploy.py` first"
-        raise SparkstackError(Problem(str(folder), "no run-*.json", "the report of a run", remedy))
+        raise SparkstackError(Problem(str(folder), "no report", "the report of a run", remedy))
     text = files[-1].read_text(encoding="utf-8")
     shown = RunReport.from_json(text, str(files[-1]))
     if as_json:
         click.echo(text, nl=False)
+    elif page:
+        click.echo(report_files.write_page(shown, files[-1].parent, folder))
     else:
         shown.path = str(files[-1])
-        shown.render(Console())
+        render(shown, Console())
 
 
 @main.group()

@@ -1,68 +1,107 @@
-"""Was it fast enough, and did it talk sense? A measurement beside what the recipe expects of it."""
+"""Was it fast enough, and did it talk sense? A measurement beside what the recipe expects of it.
+
+A miss fails. A figure of a measurement that is noisy, or was cut off, is never a pass: it is inconclusive,
+unless even its best sample is a miss. What this measurement did not look at is told as not checked.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from sparkstack.errors import Problem, SparkstackError
-from sparkstack.expectation import Bound, Expect
+from sparkstack.expectation import RISING, Bound, Expect, Score
 
-FIGURES = ("decode_tok_s", "ttft_s", "total_tok_s")
+ALWAYS = ("decode_tok_s", "ttft_s", "total_tok_s")
+"""Figures of which every point has a line; the others have one where they are expected, or (acceptance and
+accepted length) where there is something to tell."""
+TIMED = ("decode_tok_s", "ttft_s", "total_tok_s", "inter_token_s", "end_to_end_s")
+"""Figures that a busy machine makes worse. What share of a draft is accepted does not hang on the clock."""
+SPREAD_LIMIT = 0.1
+"""Where a measurement does not say which spread it takes for noise."""
+
+LineVerdict = Literal["pass", "fail", "baseline", "inconclusive", "not checked"]
+Result = Literal["pass", "fail", "baseline", "inconclusive"]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One figure. `ratio` is measured ÷ expected (the limit that was missed, else the first of min, max):
-    from 1.0 up passes a min, up to 1.0 passes a max."""
+    """One figure: `decode_tok_s@4` is that of four streams, `decode_tok_s@1/coding` of a kind of prompt,
+    `quality/NAME` a test. `ratio` is measured ÷ expected (the limit that was missed, else `value`, else the
+    first of min, max): from 1.0 up passes a min, up to 1.0 passes a max. `note` says why a line is neither
+    pass nor fail."""
 
     name: str
     measured: float | str | None
     expected: str | None
     ratio: float | None
-    verdict: Literal["pass", "fail", "baseline"]
+    verdict: LineVerdict
+    note: str | None = None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`verdict.json` (docs/interfaces.md): ok when no line fails."""
+    """`verdict.json` (docs/interfaces.md). `result` is "fail" where a line fails, else "inconclusive" where
+    one is, or where the measurement was cut off, else "pass" where something that was expected was met, else
+    "baseline". `why` says it in words; ok is a pass or a baseline."""
 
     release: str
     measured_at: str
-    ok: bool
+    result: Result
+    why: str
     lines: tuple[Line, ...]
 
+    @property
+    def ok(self) -> bool:
+        return self.result in ("pass", "baseline")
+
     def as_dict(self) -> dict[str, Any]:
-        return {"format": 1, **asdict(self), "lines": [asdict(line) for line in self.lines]}
+        value = {"format": 2, **asdict(self), "ok": self.ok}
+        return {**value, "lines": [asdict(line) for line in self.lines]}
 
     def to_json(self) -> str:
         return json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
-def judge(measurement: Mapping[str, Any], expect: Expect | Mapping[str, Any] | None) -> Verdict:
-    """Compare `measurement.json` with `expect` (None: nothing is expected, everything is a baseline).
+@dataclass(frozen=True)
+class _Doubt:
+    """What speaks against believing the figures of a whole measurement; "" for nothing."""
 
-    Failed requests, output that makes no sense, and an expected number of streams that was not measured
-    fail whatever the speed. Errors: SparkstackError when either does not have the contract's form.
+    noisy: str
+    cut: str
+    spread_limit: float
+
+
+Points = dict[tuple[str, int], Mapping[str, Any]]
+
+
+def judge(measurement: Mapping[str, Any], expect: Expect | Mapping[str, Any] | None) -> Verdict:
+    """Compare `measurement.json` (format 1 or 2) with `expect` (None: nothing is expected).
+
+    Failed requests, output that makes no sense, and an expected number of streams that should have been
+    measured and was not fail whatever the speed.
+    Errors: SparkstackError when either does not have the contract's form.
     """
     wanted = _expect(expect)
     try:
-        points = {int(point["streams"]): point for point in measurement["points"]}
-        lines = [line for streams in sorted(points) for line in _point(streams, points[streams], wanted)]
-        lines += _not_measured(points, wanted)
-        lines.append(_sane(measurement["sane"]))
+        points = _points(measurement["points"])
+        doubt = _doubt(measurement)
+        lines = [line for key, point in points.items() for line in _of_point(key, point, wanted, doubt)]
+        lines += _not_measured(points, wanted, measurement, doubt)
+        lines += [_cut(line, doubt) for line in _quality(measurement.get("quality") or [], wanted)]
+        lines.append(_sane(measurement["sane"], doubt))
         release, when = str(measurement["release"]), str(measurement["when"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         found = f"{type(error).__name__} {error}"
         raise SparkstackError(
-            Problem("measurement", found, "the form of format 1", "measure again, with the same version")
+            Problem("measurement", found, "the form of format 1 or 2", "measure again, with the same version")
         ) from error
-    return Verdict(release, when, all(line.verdict != "fail" for line in lines), tuple(lines))
+    return Verdict(release, when, *_result(lines, doubt), tuple(lines))
 
 
 def _expect(expect: Expect | Mapping[str, Any] | None) -> Expect:
@@ -76,44 +115,221 @@ def _expect(expect: Expect | Mapping[str, Any] | None) -> Expect:
         raise SparkstackError(Problem(where, repr(first["input"]), first["msg"], "correct it")) from error
 
 
-def _point(streams: int, point: Mapping[str, Any], wanted: Expect) -> list[Line]:
-    lines = []
-    for figure in FIGURES:
-        value = point.get(figure)
-        if isinstance(value, Mapping):
-            value = value["median"]
-        measured = None if value is None else float(value)
-        lines.append(_line(f"{figure}@{streams}", measured, getattr(wanted, figure).get(streams)))
+def _points(found: list[Mapping[str, Any]]) -> Points:
+    """The points by category and streams, those of all categories first. Where one was measured with and
+    without thinking, the one as the model has it by itself counts, then the one without."""
+    points: Points = {}
+    order = {None: 0, False: 1, True: 2}
+    for point in sorted(found, key=lambda one: order[one.get("thinking")]):
+        points.setdefault((str(point.get("category", "all")), int(point["streams"])), point)
+    return dict(sorted(points.items(), key=lambda item: (item[0][0] != "all", item[0])))
+
+
+def _doubt(measurement: Mapping[str, Any]) -> _Doubt:
+    noise = measurement.get("noise") or {}
+    limit = float(noise.get("limit") or SPREAD_LIMIT)
+    noisy = ""
+    if noise.get("verdict") == "noisy":
+        repeated = int(noise.get("repeated") or 0)
+        again = f" after {repeated} more tries" if repeated > 1 else " after one more try" if repeated else ""
+        spread = noise.get("spread")
+        what = "not known" if spread is None else _share(float(spread))
+        noisy = f"the machine is noisy: spread {what} over {_share(limit)}{again}"
+    cut = "" if measurement.get("complete", True) else "the measurement was stopped before its end"
+    return _Doubt(noisy, cut, limit)
+
+
+def _share(value: float) -> str:
+    return f"{value * 100:.3g} %"
+
+
+def _name(figure: str, category: str, streams: int) -> str:
+    return f"{figure}@{streams}" + ("" if category == "all" else f"/{category}")
+
+
+def _bound(wanted: Expect, figure: str, category: str, streams: int) -> Bound | None:
+    figures = wanted if category == "all" else wanted.categories.get(category)
+    bound: Bound | None = getattr(figures, figure).get(streams) if figures is not None else None
+    return bound
+
+
+def _of_point(
+    key: tuple[str, int], point: Mapping[str, Any], wanted: Expect, doubt: _Doubt
+) -> Iterator[Line]:
+    category, streams = key
+    for figure in RISING:
+        bound = _bound(wanted, figure, category, streams)
+        value = _number(point.get(figure))
+        told = figure in ALWAYS or (figure in ("acceptance", "accepted_length") and value is not None)
+        if bound is not None or (told and category == "all"):
+            yield _figure(_name(figure, category, streams), figure, point, bound, doubt)
     failed = int(point["failed"])
     if failed or not int(point["requests"]):
         found = f"{failed} of {point['requests']}"
-        lines.append(Line(f"failed_requests@{streams}", found, "none of at least 1", None, "fail"))
-    return lines
+        why = "; ".join(str(one) for one in (point.get("failures") or [])[:3]) or None
+        yield Line(_name("failed_requests", *key), found, "none of at least 1", None, "fail", why)
 
 
-def _line(name: str, measured: float | None, bound: Bound | None) -> Line:
-    if measured is not None and not math.isfinite(measured):
-        measured = None  # JSON has no such number, and no gate may pass on one
+def _number(value: Any) -> float | None:
+    """A figure of a point: the median of many, or one number; None for what is no number."""
+    if isinstance(value, Mapping):
+        value = value["median"]
+    number = None if value is None else float(value)
+    # JSON has no such number, and no gate may pass on one.
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _figure(
+    name: str, figure: str, point: Mapping[str, Any], bound: Bound | None, doubt: _Doubt
+) -> Line:
+    measured = _number(point.get(figure))
     if bound is None:
         return Line(name, measured, None, None, "baseline")
-    limits = [(sign, limit) for sign, limit in (("≥", bound.min), ("≤", bound.max)) if limit is not None]
-    expected = ", ".join(f"{sign} {limit}" for sign, limit in limits)
+    rising = RISING[figure]
+    line = _line(name, measured, bound, rising)
+    if measured is None:
+        return line if not doubt.cut else Line(name, None, line.expected, None, "not checked", doubt.cut)
+    limits = bound.limits(rising)
+    spread = _number(point.get("spread")) or 0.0
+    if figure in TIMED and doubt.noisy:
+        hopeless = line.verdict == "fail" and not all(
+            _best_meets(sign, limit, point.get(figure), measured, spread) for sign, limit in limits
+        )
+        return line if hopeless else _unsure(line, doubt.noisy)
+    if figure in TIMED and spread > doubt.spread_limit and (inside := _inside(limits, point.get(figure))):
+        why = f"{inside}, and the spread is {_share(spread)}, over {_share(doubt.spread_limit)}"
+        return _unsure(line, why)
+    return _cut(line, doubt)
+
+
+def _cut(line: Line, doubt: _Doubt) -> Line:
+    """Of a measurement that was stopped nothing is a pass."""
+    return _unsure(line, doubt.cut) if doubt.cut and line.verdict == "pass" else line
+
+
+def _line(name: str, measured: float | None, bound: Bound, rising: bool) -> Line:
+    limits, expected = bound.limits(rising), bound.text(rising)
     if measured is None:
         return Line(name, None, expected, None, "fail")
     missed = [limit for sign, limit in limits if (measured < limit if sign == "≥" else measured > limit)]
-    ratio = round(measured / (missed[0] if missed else limits[0][1]), 4)
-    return Line(name, measured, expected, ratio, "fail" if missed else "pass")
+    beside = missed[0] if missed else bound.value or limits[0][1]
+    return Line(name, measured, expected, round(measured / beside, 4), "fail" if missed else "pass")
 
 
-def _not_measured(points: Mapping[int, Any], wanted: Expect) -> list[Line]:
-    return [
-        _line(f"{figure}@{streams}", None, bound)
-        for figure in FIGURES
-        for streams, bound in sorted(getattr(wanted, figure).items())
-        if streams not in points
-    ]
+def _unsure(line: Line, why: str) -> Line:
+    return Line(line.name, line.measured, line.expected, line.ratio, "inconclusive", why)
 
 
-def _sane(sane: Mapping[str, Any]) -> Line:
+def _best_meets(sign: str, limit: float, value: Any, median: float, spread: float) -> bool:
+    """Whether the best of the samples meets the limit. Of one number the best is what its spread allows."""
+    if isinstance(value, Mapping):
+        best = value.get("max" if sign == "≥" else "min")
+        best = median if best is None else float(best)
+    else:
+        best = median * (1 + spread) if sign == "≥" else median / (1 + spread)
+    return best >= limit if sign == "≥" else best <= limit
+
+
+def _inside(limits: list[tuple[Literal["≥", "≤"], float]], value: Any) -> str:
+    """Which limit lies inside the confidence interval of the median; "" where none does."""
+    interval = value.get("ci") if isinstance(value, Mapping) else None
+    if not interval or interval[0] is None or interval[1] is None:
+        return ""
+    low, high = float(interval[0]), float(interval[1])
+    for _, limit in limits:
+        if low < limit < high:
+            return f"the limit {limit:g} lies inside the median's interval {low:.4g} to {high:.4g}"
+    return ""
+
+
+def _not_measured(
+    points: Points, wanted: Expect, measurement: Mapping[str, Any], doubt: _Doubt
+) -> Iterator[Line]:
+    """What is expected of a point that is not there. A profile says what it is to measure: within that a
+    missing point is a miss; outside nobody looked."""
+    profile = measurement.get("profile") or {}
+    name = profile.get("name")
+    for keys, category, streams, bound in wanted.all_by_streams():
+        if (category, streams) in points:
+            continue
+        if category == "all":
+            due = "streams" not in profile or streams in profile["streams"]
+        else:
+            named = profile.get("categories") or []
+            due = streams in (profile.get("category_streams") or [])
+            due = due and (named == "all" or category in named)
+        why = doubt.cut or ("" if due else f"the profile {name or 'custom'} does not measure it")
+        verdict: LineVerdict = "not checked" if why else "fail"
+        if not why and (note := _left_out(measurement, category, streams)):
+            verdict, why = "inconclusive", note
+        figure = keys[-1]
+        text = bound.text(RISING[figure])
+        yield Line(_name(figure, category, streams), None, text, None, verdict, why or None)
+
+
+def _left_out(measurement: Mapping[str, Any], category: str, streams: int) -> str:
+    """What the measurement says of a point that it had no time for; "" for nothing."""
+    start = f"speed: with {streams} streams " if category == "all" else ("categories: ", "thinking ")
+    return next((str(one) for one in measurement.get("notes") or [] if str(one).startswith(start)), "")
+
+
+def _quality(tests: list[Mapping[str, Any]], wanted: Expect) -> Iterator[Line]:
+    """Each test is told; only those that the recipe expects something of are judged."""
+    seen = set()
+    for test in tests:
+        name, status = str(test["name"]), str(test["status"])
+        seen.add(name)
+        score = _number(test.get("score"))
+        found: float | str = f"{status}: {test.get('found')}" if score is None else score
+        bound = wanted.quality.get(name)
+        if bound is None:
+            verdict: LineVerdict = "not checked" if status == "not checked" else "baseline"
+            yield Line(f"quality/{name}", found, None, None, verdict)
+        else:
+            yield _test(f"quality/{name}", status, score, str(test.get("found")), bound)
+    for name, bound in wanted.quality.items():
+        if name not in seen:
+            why = "this measurement does not hold it"
+            yield Line(f"quality/{name}", None, _score_text(bound), None, "not checked", why)
+
+
+def _score_text(bound: Score) -> str:
+    return "pass" if bound.passes else bound.text()
+
+
+def _test(name: str, status: str, score: float | None, found: str, bound: Score) -> Line:
+    expected = _score_text(bound)
+    if status in ("not checked", "inconclusive"):
+        return Line(name, score, expected, None, status, found)  # type: ignore[arg-type]
+    if bound.passes:
+        measured: float | str = f"{status}: {found}"
+        return Line(name, measured, expected, None, "pass" if status == "pass" else "fail")
+    if score is None:
+        return Line(name, f"{status}: {found}", expected, None, "fail", "the test has no score")
+    return _line(name, score, bound, True)
+
+
+def _sane(sane: Mapping[str, Any], doubt: _Doubt) -> Line:
     good = sane["ok"] is True
-    return Line("sane", str(sane["found"]), "output that makes sense", None, "pass" if good else "fail")
+    line = Line("sane", str(sane["found"]), "output that makes sense", None, "pass" if good else "fail")
+    return _cut(line, doubt)
+
+
+def _result(lines: list[Line], doubt: _Doubt) -> tuple[Result, str]:
+    def named(verdict: LineVerdict) -> list[Line]:
+        return [line for line in lines if line.verdict == verdict]
+
+    failed, unsure = named("fail"), named("inconclusive")
+    skipped = [line for line in named("not checked") if line.expected is not None]
+    met = [line for line in named("pass") if line.name != "sane"]
+    rest = [f"{len(skipped)} not checked"] if skipped else []
+    if failed:
+        return "fail", "; ".join([f"missed: {', '.join(line.name for line in failed)}", *rest])
+    if doubt.cut or unsure:
+        why = doubt.cut or doubt.noisy or f"{unsure[0].name}: {unsure[0].note}"
+        return "inconclusive", "; ".join([why, *rest])
+    if met:
+        return "pass", "; ".join([f"{len(met)} of {len(met)} expected figures met", *rest])
+    noise = [doubt.noisy] if doubt.noisy else []
+    why = "nothing that is expected was measured" if skipped else "nothing is expected"
+    return "baseline", "; ".join([f"{why}: these figures are a baseline", *noise, *rest])

@@ -62,6 +62,19 @@ class HostFacts:
     kernel_log: Sequence[str] | None = None
     connectx: Sequence[str] = ()
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """What the host is, for the report."""
+        gpu = self.gpu or Gpu("", "", "")
+        return {
+            "system": " ".join(part for part in (self.os_id, self.os_version, self.arch) if part),
+            "kernel": self.kernel,
+            "Docker": self.docker_version or "",
+            "GPU": gpu.name,
+            "driver": gpu.driver,
+            "CUDA": gpu.cuda,
+        }
+
 
 @dataclass(frozen=True)
 class Wanted:

@@ -222,6 +222,7 @@ class Knobs(Strict):
     hub_token_file: str | None
     image_bases: dict[str, str]
     keep_releases: Annotated[int, Field(ge=2)]
+    benchmark: Literal["smoke", "standard", "full", "off"]
 
     fabric: Fabric
     fabric_ports: Annotated[Any, AfterValidator(_ports)]

@@ -282,13 +282,13 @@ def contradictions(recipe: Recipe, document: Document) -> list[Problem]:
         found = f"max_nodes {recipe.max_nodes} below min_nodes {recipe.min_nodes}"
         where = document.where(("max_nodes",))
         result.append(Problem(where, found, "max_nodes not below min_nodes", "correct one of the two"))
-    for name, bounds in recipe.expect.by_streams():
-        for streams in bounds:
-            if streams not in recipe.benchmark.streams:
-                where = document.where(("expect", name, streams))
-                found = f"expect.{name} for {streams} streams"
-                wanted = f"one of benchmark.streams {recipe.benchmark.streams}"
-                result.append(Problem(where, found, wanted, f"add {streams} to benchmark.streams"))
+    for keys, category, streams, _ in recipe.expect.all_by_streams():
+        # Of categories a larger profile measures its own numbers of streams.
+        if category == "all" and streams not in recipe.benchmark.streams:
+            where = document.where(("expect", *keys, streams))
+            found = f"expect.{'.'.join(keys)} for {streams} streams"
+            wanted = f"one of benchmark.streams {recipe.benchmark.streams}"
+            result.append(Problem(where, found, wanted, f"add {streams} to benchmark.streams"))
     for feature, on in recipe.image.plugin.items():
         name = plugin_switch(feature)
         if recipe.serve.engine != "vllm":

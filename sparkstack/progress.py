@@ -5,18 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
 from rich import progress as bars
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from sparkstack.figures import HEADINGS
 from sparkstack.units import bytes_text, seconds_text
 
 WINDOW_S = 30.0
 """The rate is that of the last so many seconds: it follows a link that slows down, and does not flicker."""
+
+ROWS = 12
+"""A table of more would not fit under what a terminal shows already; the last ones are shown."""
 
 
 @dataclass
@@ -43,6 +48,20 @@ class _Work:
         return (last - first) / (now - began) if now > began and last > first else None
 
 
+class _Bars(bars.Progress):
+    """Bars, and above them a table of what there is so far."""
+
+    rows: Sequence[tuple[str, ...]] = ()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.rows:
+            table = Table(*HEADINGS)
+            for row in self.rows[-ROWS:]:
+                table.add_row(*map(Text, row))
+            yield table
+        yield from super().get_renderables()
+
+
 class Progress:
     """The display of one program. Several pieces of work, each with its label, may go on at a time and be
     reported from several threads. `interval_s` is the pause between two plain lines of one label."""
@@ -56,7 +75,8 @@ class Progress:
         self._console = console or Console(stderr=True)
         self._interval, self._clock = interval_s, clock
         self._works: dict[str, _Work] = {}
-        self._bars: bars.Progress | None = None
+        self._bars: _Bars | None = None
+        self._tables: dict[str, int] = {}
         self._lock = threading.RLock()
 
     def task(self, stage: str, done: float, total: float | None, unit: str, note: str = "") -> None:
@@ -89,6 +109,21 @@ class Progress:
                     self._print(f"{heading} {figures}".rstrip())
                     work.printed_at, work.printed_end = now, work.printed_end or ended
 
+    def show(self, label: str, rows: Sequence[tuple[str, ...]]) -> None:
+        """Figures that the work of `label` has so far, a row (of `figures.HEADINGS`) each: a table above the
+        bars, or a line for each that is new."""
+        with self._lock:
+            known = self._tables.get(label, 0)
+            known = known if known <= len(rows) else 0  # measured anew
+            if self._console.is_terminal:
+                if self._bars is not None:
+                    self._bars.rows = [tuple(map(clean, row)) for row in rows]
+            else:
+                for row in rows[known:]:
+                    said = [f"{what} {text}" for what, text in zip(HEADINGS, row, strict=True) if text]
+                    self._print(f"{label}: {clean(', '.join(said))}")
+            self._tables[label] = len(rows)
+
     def finish(self, label: str) -> None:
         """The work `label` has come to an end, good or bad: one line says how long it took."""
         with self._lock:
@@ -120,7 +155,7 @@ class Progress:
 
     def _draw(self, work: _Work, heading: str, done: float, total: float | None, figures: str) -> None:
         if self._bars is None:
-            self._bars = bars.Progress(
+            self._bars = _Bars(
                 bars.TextColumn("{task.description}", markup=False),
                 bars.BarColumn(bar_width=24),
                 bars.TextColumn("{task.fields[figures]}", markup=False),
@@ -148,9 +183,12 @@ def _figures(work: _Work, done: float, total: float | None, unit: str, note: str
         parts.append(f"{bytes_text(rate)}/s" if unit == "B" else f"{rate:.3g} {unit}/s")
         if total is not None and total > done:
             parts.append(f"{seconds_text((total - done) / rate)} left")
-    # Notes come from hosts: no line breaks, no control codes.
-    clean = " ".join("".join(char if char.isprintable() else " " for char in note).split())
-    return ", ".join(part for part in (*parts, clean) if part)
+    return ", ".join(part for part in (*parts, clean(note)) if part)
+
+
+def clean(text: str) -> str:
+    """What comes from hosts, for a terminal: no line breaks, no control codes."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def _amount(done: float, total: float | None, unit: str) -> str:

@@ -33,7 +33,13 @@ def schema(version: str) -> str:
 
 
 def _as_written(value: dict[str, Any]) -> None:
-    """A recipe writes a transform as `{reshard: {…}}`, pydantic sees `{name: reshard, …}`."""
+    """A recipe writes a transform as `{reshard: {…}}`, pydantic sees `{name: reshard, …}`; and of what is
+    expected there are short forms."""
+    expect = value["$defs"]["Expect"]["properties"]
+    expect["categories"]["additionalProperties"] = {
+        "anyOf": [{"$ref": "#/$defs/Bound"}, {"$ref": "#/$defs/Figures"}]
+    }
+    expect["quality"]["additionalProperties"] = {"anyOf": [{"const": "pass"}, {"$ref": "#/$defs/Score"}]}
     forms = []
     for model in _transforms():
         inner = value["$defs"][model.__name__]

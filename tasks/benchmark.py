@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from pyinfra import host
@@ -10,50 +11,74 @@ from pyinfra.api import FunctionCommand, deploy, operation
 
 from sparkstack import gates, knobs, releases
 from sparkstack.errors import SparkstackError
+from sparkstack.expectation import covers
 from sparkstack.releases import History, OnHost
-from tasks import activation, cleaning, drift, report, serve
+from tasks import activation, cleaning, drift, live, report, serve
 from tasks.activation import Releases
 from tasks.facts import Json
 from tasks.files import Commands, ManagedFile
-from tasks.remote import fail, job, report_failure
+from tasks.remote import Watch, fail, job, report_failure
 from tasks.site import Site
 
 
 def same_measurement(found: Any, site: Site) -> bool:
-    if not found or found.get("release") != site.release_id:
+    """Whether this is a measurement of the release with the profile that is asked for, or a larger one."""
+    mine = bool(found) and found.get("release") == site.release_id
+    return mine and covers(found.get("profile"), site.profile)
+
+
+def settled(found: Any, site: Site) -> bool:
+    """Whether the measurement says what it was made for: one that decides nothing is made again."""
+    if not same_measurement(found, site):
         return False
-    # The job notes more in the profile (which endpoint it used); what was asked for must be in it.
-    return all(found.get("profile", {}).get(key) == value for key, value in site.profile.items())
+    try:
+        return gates.judge(found, site.recipe.expect).result != "inconclusive"
+    except SparkstackError:
+        return True  # `judged` says what is wrong with it
 
 
 @operation()
 def measured(site: Site) -> Commands:
     """Measure the endpoint from the head, as a job.
 
-    No-op when this release has been measured with this profile. A release that stops answering while it is
-    measured, and never met what was expected of it, makes way for the one before.
+    No-op when this release has been measured with this profile (or a larger one) and the figures decide
+    something, and where `benchmark` is off. A release that stops answering while it is measured, and never
+    met what was expected of it, makes way for the one before. Ctrl-C ends the job, and the report has what
+    was measured until then.
     """
     if not site.is_head:
         return
-    if same_measurement(host.get_fact(Json, path=site.measurement_path), site):
+    if not site.is_measured:
+        host.noop("benchmark is off")
+        drift.not_checked(site.measurement_path, "benchmark is off")
+        return
+    found = host.get_fact(Json, path=site.measurement_path)
+    if settled(found, site):
         host.noop(f"release {site.release_id} has been measured")
         return
-    drift.differs(site.measurement_path, "absent, or of another profile", "a measurement of this release")
+    there = "inconclusive" if same_measurement(found, site) else "absent, or of another profile"
+    drift.differs(site.measurement_path, there, "a measurement of this release")
     yield FunctionCommand(_serves, (site,), {})
-    yield from job(
-        {
-            "job": f"sparkstack-bench-{site.release_id}",
-            "kind": "bench",
-            "jobs_dir": site.jobs_dir,
-            "url": site.endpoint,
-            "model": site.served_model,
-            "api_key_file": site.api_key_path,
-            "release": site.release_id,
-            "result": site.measurement_path,
-            "profile": site.profile,
-        },
-        failed=lambda host: _not_measured(host, site),
-    )
+    plan = {
+        "job": f"sparkstack-bench-{site.release_id}",
+        "kind": "bench",
+        "jobs_dir": site.jobs_dir,
+        "url": site.endpoint,
+        "model": site.served_model,
+        "api_key_file": site.api_key_path,
+        "release": site.release_id,
+        "result": site.measurement_path,
+        "previous": _answers_before(site),
+        "profile": site.profile,
+    }
+    watch = Watch(live.table)
+    yield from job(plan, failed=lambda host: _not_measured(host, site, watch), watch=watch)
+
+
+def _answers_before(site: Site) -> str | None:
+    """The greedy answers of the release before, to compare with."""
+    back = releases.before(host.get_fact(Releases, config_dir=site.data.config_dir), site.release_id)
+    return f"{site.data.state_dir}/results/{back}/answers.json" if back else None
 
 
 def _serves(state: Any, host: Any, site: Site) -> bool:
@@ -66,9 +91,16 @@ def _serves(state: Any, host: Any, site: Site) -> bool:
     )
 
 
-def _not_measured(host: Any, site: Site) -> None:
-    """The job has failed and said why. That may be anybody's fault; a head that answers no more is its
-    release's."""
+def _not_measured(host: Any, site: Site, watch: Watch) -> None:
+    """The job has failed and said why, or Ctrl-C ended it. What it had measured goes into the report. A
+    failure may be anybody's fault; a head that answers no more is its release's."""
+    partial = live.partial(host, site.measurement_path, f"{site.jobs_dir}/sparkstack-bench-{site.release_id}")
+    if partial is not None and partial.get("release") == site.release_id:
+        with suppress(SparkstackError):
+            report.note_benchmark(site, partial, gates.judge(partial, site.recipe.expect).as_dict())
+    if watch.interrupted:
+        report_failure(host, f"{host.name}: benchmark: {live.INTERRUPTED}")
+        return
     kept = activation.kept_by(host)
     back = releases.before(kept, site.release_id)
     if _may_go_back(site, kept) and back and not serve.completes(site):
@@ -88,10 +120,15 @@ def _unmeasured(state: Any, host: Any, path: str) -> bool:
 def judged(site: Site) -> Commands:
     """Compare the measurement with the recipe's expectations and keep the verdict beside it.
 
-    No-op when the verdict stands already. A miss fails the host with the figures, on every run; a release
-    that never met what was expected of it makes way for the one before.
+    No-op when the verdict stands already, and where `benchmark` is off. A miss fails the host with the
+    figures, on every run; a release that never met what was expected of it makes way for the one before. A
+    measurement that decides nothing (a noisy machine) fails the host, too, but the release goes on serving.
     """
     if not site.is_head:
+        return
+    if not site.is_measured:
+        if host.state.is_executing:
+            report.note_endpoint(site)
         return
     measurement = host.get_fact(Json, path=site.measurement_path)
     if not same_measurement(measurement, site):
@@ -114,6 +151,12 @@ def judged(site: Site) -> Commands:
         mine = kept.releases.get(site.release_id)
         if mine is not None and mine.history.passed is None:
             yield FunctionCommand(_passed, (site.release_id,), {})
+        return
+    if verdict["result"] == "inconclusive":
+        yield fail(
+            f"{host.name}: benchmark: found no result ({verdict['why']}); wanted figures that can be "
+            f"believed; release {site.release_id} goes on serving; run again when nothing else runs there"
+        )
         return
     missed = [line for line in verdict["lines"] if line["verdict"] == "fail"]
     figures = ", ".join(f"{line['name']} {line['measured']} (expected {line['expected']})" for line in missed)

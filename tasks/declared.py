@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from sparkstack.errors import Problem
 PYINFRA_NAMES = (*ConnectorData.__annotations__, *all_argument_meta, "address")
 
 
-def problems(host: Any) -> list[Problem]:
-    """What is wrong with the data of a host; a line a mistake."""
-    return [*_password(host), *knobs.problems(host.data.dict(), homes(host), PYINFRA_NAMES)]
+def problems(host: Any, also: Iterable[str] = ()) -> list[Problem]:
+    """What is wrong with the data of a host; a line a mistake. `also`: names that this program knows, too."""
+    return [*_password(host), *knobs.problems(host.data.dict(), homes(host), (*PYINFRA_NAMES, *also))]
 
 
 def _password(host: Any) -> list[Problem]:

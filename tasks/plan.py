@@ -20,7 +20,7 @@ from sparkstack.plan import Plan, Step
 from sparkstack.units import GIB, bytes_text
 from tasks import doctor, serve
 from tasks.activation import Releases
-from tasks.benchmark import same_measurement
+from tasks.benchmark import settled
 from tasks.facts import ImageId, Json, ServeState
 from tasks.site import Site
 
@@ -180,7 +180,9 @@ def _checkpoint(site: Site, lines: list[Line]) -> Step:
 
 def _benchmark(site: Site, steps: list[Step]) -> Step:
     starts = any(step.stage == "serve" and step.verdict in ("changes", "new") for step in steps)
-    measured = same_measurement(site.head.get_fact(Json, path=site.measurement_path), site)
+    if not site.is_measured:
+        return Step("benchmark", "keeps", "what is there: benchmark is off")
+    measured = settled(site.head.get_fact(Json, path=site.measurement_path), site)
     if measured:
         again = " (measured before; it is judged again)" if starts else ""
         return Step("benchmark", "keeps", f"the measurement of release {site.release_id}{again}")

@@ -13,6 +13,7 @@ from sparkstack import disk_need, preflight
 from sparkstack.host_facts import CheckResult, Gpu, HostFacts, Wanted
 from sparkstack.kernel import Grub, Kernel
 from sparkstack.units import GIB
+from tasks import report
 from tasks.facts import Ask, ImageId, Json, Survey
 from tasks.files import Commands
 from tasks.remote import fail
@@ -162,6 +163,7 @@ def judged(site: Site) -> list[CheckResult]:
     survey = host.get_fact(Survey, **_survey_arguments(site))
     facts = host_facts(host.name, survey, asked, time.time())
     _asked[host.name] = facts
+    report.note_host(host, facts.versions)
     return preflight.check(facts, _wanted(site, survey))
 
 

@@ -10,6 +10,8 @@ import json
 import shlex
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from paramiko import SSHException
@@ -18,10 +20,11 @@ from pyinfra import logger
 from pyinfra.api import FunctionCommand, StringCommand
 
 from sparkstack.progress import Progress
-from tasks import report
+from tasks import interrupts, report
 from tasks.files import Commands, ManagedFile
 
 POLL_SECONDS = 1.0
+WATCH_SECONDS = 3.0
 
 # One display for the run; several hosts report into it at the same time.
 progress = Progress()
@@ -67,15 +70,28 @@ def plan_file(path: str, plan: dict[str, Any]) -> ManagedFile:
     return ManagedFile.text(path, json.dumps(plan, indent=1, sort_keys=True) + "\n", "600")
 
 
-def job(plan: dict[str, Any], failed: Callable[[Any], object] | None = None) -> Commands:
+@dataclass
+class Watch:
+    """For a job whose parts are worth something: `look` is called every few seconds with the host and the
+    job's folder, and Ctrl-C ends the job instead of leaving it to itself; `interrupted` says so."""
+
+    look: Callable[[Any, str], object]
+    interrupted: bool = False
+
+
+def job(
+    plan: dict[str, Any],
+    failed: Callable[[Any], object] | None = None,
+    watch: Watch | None = None,
+) -> Commands:
     """Commands that hand a plan (docs/interfaces.md) to the host, start or join its job, and follow it.
 
-    `failed` is called with the host when the job has failed and its line is shown; the host fails all the
-    same.
+    `failed` is called with the host when the job has failed and its line is shown (or, where Ctrl-C ended
+    it, none is); the host fails all the same.
     """
     path = f"{current_host.data.state_dir}/plans/{plan['job']}.json"
     yield plan_file(path, plan).write()
-    yield FunctionCommand(start_and_follow, (plan, path, failed), {})
+    yield FunctionCommand(start_and_follow, (plan, path, failed, watch), {})
 
 
 def _unless_active(name: str) -> str:
@@ -91,9 +107,26 @@ ONE_HEAP = "--setenv=MALLOC_ARENA_MAX=1 --setenv=MALLOC_MMAP_THRESHOLD_=131072"
 
 
 def start_and_follow(
-    state: Any, host: Any, plan: dict[str, Any], path: str, failed: Callable[[Any], object] | None = None
+    state: Any,
+    host: Any,
+    plan: dict[str, Any],
+    path: str,
+    failed: Callable[[Any], object] | None = None,
+    watch: Watch | None = None,
 ) -> bool:
     """Start the job's unit unless it is active, then follow it to its end. False (one line) on failure."""
+    with interrupts.heard() if watch is not None else nullcontext() as interrupt:
+        return _start_and_follow(host, plan, path, failed, watch, interrupt)
+
+
+def _start_and_follow(
+    host: Any,
+    plan: dict[str, Any],
+    path: str,
+    failed: Callable[[Any], object] | None,
+    watch: Watch | None,
+    interrupt: interrupts.Heard | None,
+) -> bool:
     name = plan["job"]
     folder = f"{plan['jobs_dir']}/{name}"
     python = f"{host.data.install_dir}/env/bin/python"
@@ -111,7 +144,11 @@ def start_and_follow(
     )
     label = f"{host.name} {plan['kind']}"
     silent_polls = 0
+    looked_at = time.monotonic()
     while True:
+        if watch is not None and interrupt is not None and interrupt.once():
+            watch.interrupted = True
+            shell(host, f"systemctl stop --no-block {name}")
         ok, text = shell(host, look)
         if not ok:
             return report_failure(host, f"{name}: the host stopped answering; run again to join the job")
@@ -121,8 +158,16 @@ def start_and_follow(
         if states and states[0] > 0:
             _show(label, lines[0])
         if active:
+            if watch is not None and time.monotonic() - looked_at >= WATCH_SECONDS:
+                watch.look(host, folder)
+                looked_at = time.monotonic()
             time.sleep(POLL_SECONDS)
             continue
+        if watch is not None and watch.interrupted:
+            progress.finish(label)
+            if failed is not None:
+                failed(host)
+            return False
         results = lines[states[0] + 1 :] if states else []
         if results:
             good = _finish(host, name, label, json.loads("\n".join(results)))

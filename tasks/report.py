@@ -1,23 +1,29 @@
 """The report of a run: pyinfra's own events become stages with what changed and how long each took.
 
-Written as `reports/run-<time>.json` and printed when the run ends, however it ends.
+Written to `reports/<time>-<inventory>/` and printed when the run ends, however it ends.
 """
 
 from __future__ import annotations
 
 import atexit
+import platform
+import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pyinfra import state as current_state
 from pyinfra.api.state import BaseStateCallback
 from rich.console import Console
 
-from sparkstack import api_key
-from sparkstack.report import RunReport
+from sparkstack import api_key, report_files
+from sparkstack.errors import SparkstackError
+from sparkstack.report import HostSeen, RunReport
+from sparkstack.report_text import render
 
 REPORTS = Path(__file__).resolve().parent.parent / "reports"
 
@@ -58,15 +64,63 @@ def _record(state: Any, op_hash: str, failed: Any = None) -> None:
                 _report.add(stage, host.name, operation, "changed" if meta.did_change() else "ok", seconds)
 
 
-def begin(release: str, recipe: str) -> None:
+def begin(
+    release: str,
+    recipe: str,
+    kind: Literal["deploy", "rollback", "bench"] = "deploy",
+    deployed: dict[str, Any] | None = None,
+) -> None:
     """Start listening to this run; later calls (deploy code runs once a host) change nothing."""
     global _report
     if _report is not None:
         return
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    _report = RunReport(when=stamp, recipe=recipe, release=release)
+    _report = RunReport(
+        kind=kind,
+        when=stamp,
+        inventory=inventory_name(current_state.inventory),
+        recipe=recipe,
+        release=release,
+        hosts=[HostSeen(name=host.name, address=_address(host)) for host in current_state.inventory],
+        versions=_versions(),
+        deployed=deployed,
+    )
     current_state.add_callback_handler(_Events())  # type: ignore[no-untyped-call]
-    atexit.register(_end, REPORTS / f"run-{stamp}.json")
+    atexit.register(_end, time.monotonic())
+
+
+def inventory_name(inventory: Any) -> str:
+    """The name of the inventory's file, which pyinfra makes a group of all hosts; without a file the hosts'
+    names."""
+    names = [host.name for host in inventory]
+    whole = [
+        group
+        for group, hosts in inventory.groups.items()
+        if len(hosts) == len(names) and group != "all" and not group.startswith("@")
+    ]
+    # The file's group comes last.
+    return str(whole[-1]) if whole else ",".join(name.lstrip("@") for name in names)
+
+
+def _address(host: Any) -> str:
+    address = host.data.get("address") or host.data.get("ssh_hostname") or ""
+    return str(address)
+
+
+def _versions() -> dict[str, str]:
+    """What ran here."""
+    found = {"Python": platform.python_version()}
+    for name in ("sparkstack", "pyinfra"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def note_host(host: Any, versions: Mapping[str, str]) -> None:
+    """What a host said of itself; what it did not say is left out."""
+    for seen in _report.hosts if _report is not None else []:
+        if seen.name == host.name:
+            seen.versions = {name: version for name, version in versions.items() if version}
 
 
 def note_failure(host: str, line: str) -> None:
@@ -79,6 +133,34 @@ def note_not_ready() -> None:
     """This run's release does not serve, and so far nothing else does."""
     if _report is not None:
         _report.endpoint = None
+
+
+def note_release(release: str, about: Mapping[str, Any]) -> None:
+    """The release that is measured, where the run learns of it on the way: its release.json."""
+    if _report is not None:
+        _report.release, _report.recipe = release, str(about.get("recipe"))
+        _report.deployed = made_of(about)
+
+
+def made_of(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a release.json what a report says: what it is made of, and not what each rank runs."""
+    left_out = ("format", "rank", "argv", "env", "ready_timeout_s", "hosts")
+    return {key: value for key, value in about.items() if key not in left_out}
+
+
+def note_bench(
+    recipe: str | None,
+    endpoint: str,
+    head: str | None,
+    model: str,
+    measurement: dict[str, Any],
+    verdict: dict[str, Any],
+) -> None:
+    """What was measured at an endpoint, and the recipe that it was compared with."""
+    if _report is not None:
+        _report.recipe = recipe or _report.recipe
+        _report.endpoint, _report.head, _report.model = endpoint, head, model
+        _report.measurement, _report.verdict = measurement, verdict
 
 
 def note_serving(
@@ -109,19 +191,29 @@ def note_collective(result: dict[str, Any]) -> None:
         _report.collective = result
 
 
-def note_benchmark(site: Any, measurement: dict[str, Any], verdict: dict[str, Any]) -> None:
-    """Where the endpoint is, what was measured there, and how it was judged."""
+def note_endpoint(site: Any) -> None:
+    """Where this run's release answers."""
     if _report is not None:
         _report.endpoint = site.endpoint
         # This machine needs no ssh to ask itself.
         _report.head = None if site.head.name == "@local" else site.head.name
         _report.model, _report.api_key = site.served_model, site.api_key is not None
+
+
+def note_benchmark(site: Any, measurement: dict[str, Any], verdict: dict[str, Any]) -> None:
+    """Where the endpoint is, what was measured there, and how it was judged."""
+    note_endpoint(site)
+    if _report is not None:
         _report.measurement = measurement
         _report.verdict = verdict
 
 
-def _end(path: Path) -> None:
+def _end(began: float) -> None:
     if _report is None or not _report.operations:
         return  # a dry run, or nothing was reached
-    _report.write(path)
-    _report.render(Console(stderr=True))
+    _report.seconds = round(time.monotonic() - began, 1)
+    try:
+        report_files.store(_report, REPORTS)
+    except (SparkstackError, OSError) as error:
+        print(f"report: {error}", file=sys.stderr)
+    render(_report, Console(stderr=True))

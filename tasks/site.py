@@ -18,6 +18,7 @@ from pyinfra.api.exceptions import PyinfraError
 
 from sparkstack import api_key, engines, launch, nccl, recipe, release, releases
 from sparkstack.distribution import Distribution
+from sparkstack.expectation import profile_of
 from sparkstack.fabric import FabricPlan, Interface
 from tasks import wheels
 from tasks.files import ManagedFile, render
@@ -360,8 +361,12 @@ class Site:
     # The benchmark.
 
     @property
+    def is_measured(self) -> bool:
+        return bool(self.data.benchmark != "off")
+
+    @property
     def profile(self) -> dict[str, Any]:
-        return self.recipe.benchmark.model_dump(mode="json")
+        return profile_of(str(self.data.benchmark), self.recipe.benchmark)
 
     @property
     def measurement_path(self) -> str:

@@ -148,8 +148,8 @@ def _packages(names: tuple[str, ...]) -> bytes:
             for file in found.files or []:
                 if ".." not in file.parts and file.suffix != ".pyc":
                     archive.add(str(file.locate()), str(file))
-        for file in (ROOT / "onhost").rglob("*.py"):  # whose mark says that it is installed
-            archive.add(file, str(file.relative_to(ROOT)))
+        for source in (ROOT / "onhost").rglob("*.py"):  # whose mark says that it is installed
+            archive.add(source, str(source.relative_to(ROOT)))
     return out.getvalue()
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import paramiko
 import pytest
 
+from sparkstack import report_files
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 
@@ -24,6 +26,7 @@ BIN = Path(sys.executable).parent
 ORDER = (
     "test_source_build",
     "test_end_to_end",
+    "test_bench",
     "test_vllm_reads",
     "test_link_gate",
     "test_releases",
@@ -111,7 +114,7 @@ class Run:
 
 
 def newest_report(root: Path = ROOT) -> Path:
-    return max((root / "reports").glob("run-*.json"), key=lambda path: path.stat().st_mtime_ns)
+    return report_files.files(root / "reports")[-1]
 
 
 def pyinfra(

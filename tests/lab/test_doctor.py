@@ -260,7 +260,7 @@ def controller(sparks: list[Spark], state: dict[str, Any]) -> Iterator[Callable[
 
 def changes_there(head: Spark) -> set[str]:
     """The hosts on which the newest run of spark-1's own controller changed something."""
-    report = json.loads(head.run("cat $(ls -t /home/nvidia/self/checkout/reports/run-*.json | head -1)"))
+    report = json.loads(head.run("cat $(ls -t /home/nvidia/self/checkout/reports/*/report.json | head -1)"))
     return {line["host"] for line in report["operations"] if line["status"] == "changed"}
 
 

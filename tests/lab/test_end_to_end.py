@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sparkstack import report_files
 from tests.lab.conftest import (
     ROOT,
     Run,
@@ -330,7 +331,7 @@ def test_the_benchmark_is_a_measurement_with_a_verdict(sparks: list[Spark]) -> N
     assert verdict["ok"] and verdict["release"] == measurement["release"]
     assert {line["verdict"] for line in verdict["lines"]} <= {"pass", "baseline"}
     # The run that measured; one that was refused, later on, has no figures.
-    reports = [json.loads(path.read_text()) for path in sorted((ROOT / "reports").glob("run-*.json"))]
+    reports = [json.loads(path.read_text()) for path in report_files.files(ROOT / "reports")]
     last = [report for report in reports if report["measurement"]][-1]
     assert last["measurement"] == measurement and last["ok"]
 

@@ -15,6 +15,8 @@ from typing import Any
 import paramiko
 import pytest
 
+from sparkstack import report_files
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 BOOT_S = 900
@@ -113,8 +115,8 @@ def deploy(*words: str) -> Run:
         timeout=900,
         check=False,
     )
-    reports = sorted((ROOT / "reports").glob("run-*.json"), key=lambda path: path.stat().st_mtime_ns)
-    return Run(done.returncode, done.stdout, json.loads(reports[-1].read_text()))
+    newest = report_files.files(ROOT / "reports")[-1]
+    return Run(done.returncode, done.stdout, json.loads(newest.read_text()))
 
 
 def lab(*words: str) -> str:

@@ -25,6 +25,7 @@ class Server(ThreadingHTTPServer):
         self.key: str | None = None
         self.text: str | None = None
         self.faults: int | None = None
+        self.fault_from: int | None = None  # number of the request from which on the fault is there
         self.requests: list[dict[str, Any]] = []
 
     @property
@@ -35,6 +36,7 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_: object) -> None:
         pass
@@ -71,6 +73,8 @@ class Handler(BaseHTTPRequestHandler):
             )
 
     def fault(self) -> str:
+        if self.server.fault_from is not None:
+            return self.server.fault if len(self.server.requests) >= self.server.fault_from else ""
         if self.server.faults is None:
             return self.server.fault
         self.server.faults -= 1
@@ -102,10 +106,6 @@ class Handler(BaseHTTPRequestHandler):
             self.event({"choices": [choice]})
             at += count
             if fault == "cut" and at >= 3:
-                self.close_connection = True
-                return
-            if fault == "stall":
-                time.sleep(1.0)
                 self.close_connection = True
                 return
             if fault == "error event":

@@ -99,6 +99,10 @@ class RealHost(FakeHost):
                 return True, "3" if (self.etc / "current" / "broken").exists() else "0"
             case "journal of rank":
                 return True, "ValueError: bad flag"
+            case "read measurement":
+                path = re.search(r"/\S+", text)
+                assert path is not None
+                return True, Path(path[0]).read_text() if Path(path[0]).exists() else ""
             case "lacks":
                 image = re.search(r"image inspect (\S+)", text)
                 assert image is not None

@@ -57,6 +57,10 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     ),
     "begin job": (rf"{UNLESS_ACTIVE}\{{ rm -f \S+/\1/result\.json; {BEGIN}.* -m onhost job \S+; \}}", ""),
     "look at job": (rf"tail -n 1 (\S+)/progress\.jsonl .* --value {JOB}; cat \1/result\.json .*; true", None),
+    "read measurement": (r"head -c \d+ \S+/measurement\.json 2>/dev/null \|\| true", ""),
+    "has environment": (r"test -x \S+/env/bin/python", ""),
+    "drop key": (r"rm -f \S+/jobs/sparkstack-bench-\S+\.key", ""),
+    "end job": (rf"systemctl stop --no-block {JOB}", ""),
     "journal of job": (rf"journalctl -u {JOB} -n 3 -o cat --no-pager 2>/dev/null", None),
     "begin script": (rf"{UNLESS_ACTIVE}\{{ mkdir -p (\S+); rm -f \2/status; {BEGIN}/bin/sh -c .*; \}}", ""),
     "look at script": (

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from fake_host import commands_of, follow, shell_lines, written
 
 from sparkstack import gates
-from tasks import benchmark
+from sparkstack.report import RunReport
+from tasks import benchmark, report
 from tasks.facts import Json
 from tasks.site import Site
 
@@ -53,7 +56,8 @@ def test_a_release_without_a_measurement_is_measured(sites: Sites) -> None:
         "api_key_file": None,
         "release": site.release_id,
         "result": f"/var/lib/sparkstack/results/{site.release_id}/measurement.json",
-        "profile": {"streams": [1], "max_tokens": 64, "warmup": 1, "repeats": 3},
+        "previous": None,
+        "profile": {"name": "smoke", "streams": [1], "max_tokens": 64, "warmup": 1, "repeats": 3},
     }
     assert follow(commands, site.host)
     assert any(f"--unit={job} " in line for line in site.host.heard)
@@ -148,3 +152,99 @@ def test_a_miss_is_written_down_before_it_fails(sites: Sites) -> None:
     assert not follow(commands, site.host)
     assert site.host.kinds() == ["write"]
     assert len(site.host.shown) == 1
+
+
+NOISE = {"spread": 0.4, "limit": 0.1, "repeated": 1, "verdict": "noisy"}
+WHY = "the machine is noisy: spread 40 % over 10 % after one more try"
+
+
+def test_what_is_inconclusive_fails_the_run_and_leaves_the_release(sites: Sites) -> None:
+    (site,) = sites(1)
+    results(site, measurement(site, 20, noise=NOISE))
+    commands = commands_of(benchmark.judged, site.host, site)
+    (text,) = written(commands).values()
+    assert json.loads(text)["result"] == "inconclusive"
+    assert not follow(commands, site.host)
+    assert site.host.shown == [
+        f"spark-1: benchmark: found no result ({WHY}); wanted figures that can be believed; release "
+        f"{site.release_id} goes on serving; run again when nothing else runs there"
+    ]
+    assert site.host.kinds() == ["write"]  # nothing is activated, nothing is noted as passed
+
+
+@pytest.mark.parametrize("changes", [{"noise": NOISE}, {"complete": False}])
+def test_what_decided_nothing_is_measured_anew(sites: Sites, changes: dict[str, Any]) -> None:
+    (site,) = sites(1)
+    results(site, measurement(site, 20, **changes))
+    assert commands_of(benchmark.measured, site.host, site) != []
+
+
+def test_a_larger_profile_is_not_measured_over(sites: Sites) -> None:
+    (site,) = sites(1)
+    results(site, measurement(site, 20, profile={"name": "standard", "streams": [1, 2, 4]}))
+    assert commands_of(benchmark.measured, site.host, site) == []
+
+
+def test_the_profile_is_a_knob(sites: Sites) -> None:
+    (site,) = sites(1, benchmark="full")
+    results(site, measurement(site, 20, profile={"name": "smoke", "streams": [1]}))
+    (plan,) = written(commands_of(benchmark.measured, site.host, site)).values()
+    assert json.loads(plan)["profile"] == {"name": "full"}
+
+
+def test_off_nothing_is_measured_or_judged(sites: Sites) -> None:
+    (site,) = sites(1, benchmark="off")
+    results(site, measurement(site, 0.1))
+    assert commands_of(benchmark.measured, site.host, site) == []
+    assert commands_of(benchmark.judged, site.host, site) == []
+    assert site.host.noops == ["benchmark is off"]
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> RunReport:
+    """The report of the run that goes on."""
+    run = RunReport(when="20260102T030405Z", recipe="test-recipe", release="x")
+    monkeypatch.setattr(report, "_report", run)
+    return run
+
+
+def test_ctrl_c_ends_the_job_and_keeps_what_there_is(
+    sites: Sites, noted: RunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site,) = sites(1)
+    results(site, None)
+    partial = measurement(site, 20, format=2, complete=False)
+    running = '{"stage": "bench", "done": 1, "total": 4, "unit": "requests", "note": ""}\nactive\n'
+    site.host.answers = {
+        "look at job": [running, running, "inactive\n"],
+        "read measurement": json.dumps(partial),
+    }
+
+    def pressed(text: str, plain: Any = site.host.run_shell_command) -> None:
+        if sum("tail -n 1" in line for line in site.host.heard) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("time.sleep", pressed)
+    commands = commands_of(benchmark.measured, site.host, site)
+    assert not follow(commands, site.host)
+    job = f"sparkstack-bench-{site.release_id}"
+    assert site.host.heard.count(f"systemctl stop --no-block {job}") == 1
+    assert site.host.shown == [
+        "spark-1: benchmark: found Ctrl-C; wanted the whole measurement; the report has what was measured "
+        "until then; run again"
+    ]
+    assert noted.measurement == partial and noted.verdict is not None
+    assert noted.verdict["result"] == "inconclusive" and not noted.ok
+
+
+def test_a_job_that_dies_leaves_its_part_to_the_report(sites: Sites, noted: RunReport) -> None:
+    (site,) = sites(1)
+    results(site, None)
+    partial = measurement(site, 20, format=2, complete=False)
+    failed = 'inactive\n{"ok": false, "seconds": 1, "error": "found HTTP 401 from x; wanted a key; check"}'
+    site.host.answers = {"look at job": failed, "read measurement": json.dumps(partial)}
+    assert not follow(commands_of(benchmark.measured, site.host, site), site.host)
+    assert site.host.shown == [
+        f"sparkstack-bench-{site.release_id}: found HTTP 401 from x; wanted a key; check"
+    ]
+    assert noted.measurement == partial and not noted.ok

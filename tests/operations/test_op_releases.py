@@ -189,7 +189,9 @@ def test_a_release_that_is_too_slow_makes_way(cluster: Cluster, monkeypatch: pyt
 def test_a_release_that_dies_while_it_is_measured(
     cluster: Cluster, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measure(state: Any, host: Any, plan: Any, path: str, failed: Callable[[Any], object]) -> bool:
+    def measure(
+        state: Any, host: Any, plan: Any, path: str, failed: Callable[[Any], object], watch: Any
+    ) -> bool:
         if dies:
             for one in cluster.broken(sites):
                 one.host.unit = "started"
@@ -220,7 +222,7 @@ def test_what_met_its_gate_stays_when_it_dies_while_it_is_measured_again(cluster
     old, new = cluster.of(OLD), cluster.of(NEW)
     assert cluster.deploy(old) and cluster.deploy(new) and cluster.judge(new, 20)
     cluster.broken(new)
-    benchmark._not_measured(cluster.hosts[0], new[0])
+    benchmark._not_measured(cluster.hosts[0], new[0], remote.Watch(lambda host, folder: None))
     assert cluster.hosts[0].current == new[0].release_id
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sparkstack.errors import SparkstackError
-from sparkstack.expectation import Expect
+from sparkstack.expectation import Benchmark, Expect, covers, profile_of
 from sparkstack.gates import judge
 
 
@@ -40,15 +40,17 @@ def measurement(*points: dict[str, Any], sane: bool = True) -> dict[str, Any]:
 def test_the_verdict_has_the_contract_s_form() -> None:
     verdict = judge(measurement(), {"decode_tok_s": {"1": {"min": 8}}, "ttft_s": {"1": {"max": 1}}})
     assert json.loads(verdict.to_json()) == {
-        "format": 1,
+        "format": 2,
         "release": "abc",
         "measured_at": "2026-01-01T00:00:00Z",
         "ok": True,
+        "result": "pass",
+        "why": "2 of 2 expected figures met",
         "lines": [
-            {"name": "decode_tok_s@1", "measured": 10.0, "expected": "≥ 8.0", "ratio": 1.25, "verdict": "pass"},
-            {"name": "ttft_s@1", "measured": 0.5, "expected": "≤ 1.0", "ratio": 0.5, "verdict": "pass"},
-            {"name": "total_tok_s@1", "measured": 9.0, "expected": None, "ratio": None, "verdict": "baseline"},
-            {"name": "sane", "measured": "4", "expected": "output that makes sense", "ratio": None, "verdict": "pass"},
+            {"name": "decode_tok_s@1", "measured": 10.0, "expected": "≥ 8.0", "ratio": 1.25, "verdict": "pass", "note": None},
+            {"name": "ttft_s@1", "measured": 0.5, "expected": "≤ 1.0", "ratio": 0.5, "verdict": "pass", "note": None},
+            {"name": "total_tok_s@1", "measured": 9.0, "expected": None, "ratio": None, "verdict": "baseline", "note": None},
+            {"name": "sane", "measured": "4", "expected": "output that makes sense", "ratio": None, "verdict": "pass", "note": None},
         ],
     }  # fmt: skip
 
@@ -115,3 +117,207 @@ def test_a_broken_measurement_is_one_line(broken: dict[str, Any]) -> None:
 def test_a_broken_expectation_is_one_line() -> None:
     with pytest.raises(SparkstackError, match=r"^expect\.decode_tok_s\.1: found "):
         judge(measurement(), {"decode_tok_s": {1: {}}})
+
+
+# Format 2: noise, measurements that were cut off, categories and quality.
+
+NOISY = {"spread": 0.31, "limit": 0.1, "repeated": 2, "verdict": "noisy"}
+WHY = "the machine is noisy: spread 31 % over 10 % after 2 more tries"
+
+
+def full(*points: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    quiet = {"spread": 0.02, "limit": 0.1, "repeated": 0, "verdict": "quiet"}
+    profile = {"name": "standard", "streams": [1, 2], "category_streams": [1], "categories": "all"}
+    extra = {"format": 2, "complete": True, "noise": quiet, "quality": [], "profile": profile}
+    return {**measurement(*points), **extra, **changes}
+
+
+def sample(low: float, median: float, high: float, ci: tuple[float, float] | None = None) -> dict[str, Any]:
+    return {"median": median, "min": low, "max": high, "n": 9, "ci": list(ci or (low, high))}
+
+
+def line(verdict: Any, name: str) -> Any:
+    [found] = [one for one in verdict.lines if one.name == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("bound", "verdict"),
+    [
+        ({"min": 8}, "inconclusive"),  # met, but by a machine that is not to be trusted
+        ({"min": 11}, "inconclusive"),  # missed, and the best sample meets it
+        ({"min": 13}, "fail"),  # not even the best sample
+        ({"max": 9}, "inconclusive"),
+        ({"max": 7.5}, "fail"),
+        ({"min": 5, "max": 7.5}, "fail"),  # one of two limits is out of reach
+        ({"value": 10}, "inconclusive"),
+    ],
+)
+def test_a_noisy_machine_passes_nothing(bound: dict[str, float], verdict: str) -> None:
+    noisy = full({**point(), "decode_tok_s": sample(8, 10, 12)}, noise=NOISY)
+    result = judge(noisy, {"decode_tok_s": {1: bound}})
+    assert line(result, "decode_tok_s@1").verdict == verdict
+    assert result.result == verdict and not result.ok
+    if verdict == "inconclusive":
+        assert (result.why, line(result, "decode_tok_s@1").note) == (WHY, WHY)
+
+
+def test_of_one_number_the_best_is_what_its_spread_allows() -> None:
+    noisy = full({**point(), "spread": 0.31}, noise=NOISY)  # 9 tokens/s in all
+    assert judge(noisy, {"total_tok_s": {1: {"min": 11}}}).result == "inconclusive"
+    assert judge(noisy, {"total_tok_s": {1: {"min": 12}}}).result == "fail"
+
+
+def test_noise_has_no_say_in_acceptance_and_quality() -> None:
+    test = {"name": "json", "status": "pass", "found": "all of 5", "score": 1.0}
+    noisy = full({**point(), "acceptance": 0.7}, noise=NOISY, quality=[test])
+    result = judge(noisy, {"acceptance": {1: {"min": 0.6}}, "quality": {"json": "pass"}})
+    assert [line(result, name).verdict for name in ("acceptance@1", "quality/json")] == ["pass", "pass"]
+
+
+def test_noise_without_an_expectation_is_a_baseline_that_says_so() -> None:
+    result = judge(full(noise=NOISY), None)
+    assert result.ok and result.why == f"nothing is expected: these figures are a baseline; {WHY}"
+
+
+@pytest.mark.parametrize(
+    ("limit", "spread", "verdict"),
+    [(9.5, 0.2, "inconclusive"), (9.5, 0.05, "pass"), (10.5, 0.2, "inconclusive"), (8.5, 0.2, "pass"), (12, 0.2, "fail")],
+)  # fmt: skip
+def test_a_limit_inside_the_interval_of_a_wide_point_decides_nothing(
+    limit: float, spread: float, verdict: str
+) -> None:
+    wide = full({**point(), "decode_tok_s": sample(8, 10, 12, (9, 11)), "spread": spread})
+    found = line(judge(wide, {"decode_tok_s": {1: {"min": limit}}}), "decode_tok_s@1")
+    assert found.verdict == verdict
+    if verdict == "inconclusive":
+        assert found.note == (
+            f"the limit {limit} lies inside the median's interval 9 to 11, and the spread is 20 %, over 10 %"
+        )
+
+
+def test_what_was_cut_off_never_passes() -> None:
+    expect = {"decode_tok_s": {1: {"min": 8}, 2: {"min": 8}}, "ttft_s": {1: {"max": 0.1}}}
+    cut = judge(full(point(1), complete=False), {"decode_tok_s": expect["decode_tok_s"]})
+    assert (cut.result, cut.why) == ("inconclusive", "the measurement was stopped before its end; 1 not checked")
+    assert [line(cut, f"decode_tok_s@{n}").verdict for n in (1, 2)] == ["inconclusive", "not checked"]
+    assert line(cut, "sane").verdict == "inconclusive"
+    assert judge(full(complete=False), expect).result == "fail"  # a miss is a miss
+    assert judge(full(complete=False), None).result == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("figure", "bound", "verdict", "expected", "ratio"),
+    [
+        ("decode_tok_s", {"value": 11}, "pass", "≥ 9.9 (11.0 − 10 %)", 0.9091),
+        ("decode_tok_s", {"value": 12}, "fail", "≥ 10.8 (12.0 − 10 %)", 0.9259),
+        ("decode_tok_s", {"value": 4, "tolerance_percent": 0}, "pass", "≥ 4.0 (4.0 − 0 %)", 2.5),
+        ("ttft_s", {"value": 0.45, "tolerance_percent": 12}, "pass", "≤ 0.504 (0.45 + 12 %)", 1.1111),
+        ("ttft_s", {"value": 0.45}, "fail", "≤ 0.495 (0.45 + 10 %)", 1.0101),
+        ("ttft_s", {"value": 9}, "pass", "≤ 9.9 (9.0 + 10 %)", 0.0556),
+    ],
+)
+def test_a_value_has_a_tolerance_on_its_bad_side(
+    figure: str, bound: dict[str, float], verdict: str, expected: str, ratio: float
+) -> None:
+    found = line(judge(measurement(), {figure: {1: bound}}), f"{figure}@1")
+    assert (found.verdict, found.expected, found.ratio) == (verdict, expected, ratio)
+
+
+@pytest.mark.parametrize(
+    ("bound", "wanted"),
+    [
+        ({}, "min, max or both, or value"),
+        ({"value": 1, "min": 1}, "either value or min and max"),
+        ({"min": 1, "tolerance_percent": 5}, "tolerance_percent only beside value"),
+        ({"min": 2, "max": 1}, "a min that is not above max"),
+    ],
+)
+def test_a_bound_that_says_two_things_is_refused(bound: dict[str, float], wanted: str) -> None:
+    with pytest.raises(SparkstackError, match=f"wanted {wanted}; correct it$"):
+        judge(measurement(), {"decode_tok_s": {1: bound}})
+
+
+def test_categories_are_judged_where_they_were_measured() -> None:
+    coding = {**point(decode=20.0), "category": "coding", "thinking": True, "acceptance": 0.8}
+    other = {**coding, "thinking": False, "decode_tok_s": spread(30.0)}
+    expect = {
+        "categories": {
+            "coding": {"min": 25},
+            "json": {"decode_tok_s": {1: {"min": 1}}, "acceptance": {4: {"min": 0.5}}},
+        }
+    }
+    result = judge(full(point(), coding, other), expect)
+    found = line(result, "decode_tok_s@1/coding")  # without thinking before with it
+    assert (found.verdict, found.measured) == ("pass", 30.0)
+    assert line(result, "decode_tok_s@1/json").verdict == "fail"  # the profile has it, the figures do not
+    assert line(result, "acceptance@4/json").note == "the profile standard does not measure it"
+    smoke = judge(full(profile={"name": "smoke", "streams": [1]}), expect)
+    assert (smoke.result, smoke.ok) == ("baseline", True)
+    assert smoke.why == "nothing that is expected was measured: these figures are a baseline; 3 not checked"
+
+
+@pytest.mark.parametrize(
+    ("status", "score", "bound", "verdict"),
+    [
+        ("pass", 97.0, {"min": 97}, "pass"),
+        ("pass", 96.0, {"min": 97}, "fail"),
+        ("fail", None, {"min": 97}, "fail"),
+        ("pass", None, "pass", "pass"),
+        ("fail", 80.0, "pass", "fail"),
+        ("not checked", None, {"min": 97}, "not checked"),
+        ("inconclusive", 97.0, "pass", "inconclusive"),
+        ("fail", 1.0, None, "baseline"),
+    ],
+)
+def test_of_quality_only_what_is_expected_is_judged(
+    status: str, score: float | None, bound: Any, verdict: str
+) -> None:
+    test = {"name": "arithmetic", "status": status, "found": "x", "wanted": "y", "score": score}
+    expect = {"quality": {"arithmetic": bound}} if bound else None
+    assert line(judge(full(quality=[test]), expect), "quality/arithmetic").verdict == verdict
+
+
+def test_a_test_that_is_not_there_was_not_checked() -> None:
+    found = line(judge(measurement(), {"quality": {"needle": "pass"}}), "quality/needle")
+    assert (found.verdict, found.expected) == ("not checked", "pass")
+
+
+def test_why_requests_failed_is_told() -> None:
+    broken = {**point(failed=2), "failures": ["HTTP 500 (out of memory)", "a stream that was cut"]}
+    found = line(judge(full(broken), None), "failed_requests@1")
+    assert (found.verdict, found.note) == ("fail", "HTTP 500 (out of memory); a stream that was cut")
+
+
+def test_a_profile_is_the_named_one_with_the_recipe_s_own() -> None:
+    wish = Benchmark(streams=[1, 3], max_tokens=900, spread_limit=2)
+    assert profile_of("smoke", Benchmark()) == {"name": "smoke"}
+    assert profile_of("smoke", wish) == {"name": "smoke", "streams": [1, 3], "max_tokens": 900, "spread_limit": 2.0}
+    assert profile_of("full", wish) == {"name": "full", "streams": [1, 2, 3, 4, 6, 8], "spread_limit": 2.0}
+    assert profile_of("standard", Benchmark(streams=[4])) == {"name": "standard"}
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "same"),
+    [
+        ({"name": "smoke", "streams": [1], "repeats": 3}, {"name": "smoke", "streams": [1]}, True),
+        ({"name": "smoke", "streams": [1]}, {"name": "smoke", "streams": [1, 4]}, False),
+        ({"name": "standard", "streams": [1, 2, 4]}, {"name": "smoke", "streams": [1, 4]}, True),
+        ({"name": "standard", "streams": [1, 2, 4]}, {"name": "smoke", "streams": [3]}, False),
+        ({"name": "smoke", "streams": [1]}, {"name": "standard"}, False),
+        ({"name": "custom", "streams": [1]}, {"name": "smoke"}, False),
+        ({"streams": [1]}, {"name": "smoke"}, False),
+        (None, {"name": "smoke"}, False),
+    ],
+)
+def test_a_larger_measurement_is_as_good(found: Any, asked: dict[str, Any], same: bool) -> None:
+    assert covers(found, asked) is same
+
+
+def test_what_there_was_no_time_for_is_no_miss() -> None:
+    late = "speed: with 2 streams no answer in its share of the time"
+    expect = {"decode_tok_s": {1: {"min": 8}, 2: {"min": 8}}, "categories": {"coding": {"min": 1}}}
+    result = judge(full(notes=[late, "categories: the time was over after 3 of 16 points"]), expect)
+    assert (result.result, line(result, "decode_tok_s@2").note) == ("inconclusive", late)
+    assert line(result, "decode_tok_s@1/coding").verdict == "inconclusive"
+    assert judge(full(notes=["thinking on: refused"]), expect).result == "fail"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import socket
@@ -34,14 +35,22 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
     server.server_close()
 
 
+async def measured(url: str) -> list[tuple[int, int | None]]:
+    """Tokens by usage and by ids of an answer of each kind."""
+    found = []
+    async with httpx.AsyncClient() as client:
+        for endpoint in ("chat", "completions"):
+            sample = await bench.ask(client, bench.Target(url, MODEL, endpoint, 5), "One two", 12)
+            found.append((sample.tokens, sample.ids))
+    return found
+
+
 def test_what_asks_a_real_engine_is_content_with_it(url: str) -> None:
     with httpx.Client() as client:
         assert ready.attempt(client, url, MODEL, 5) is None
         with pytest.raises(ready.JobError, match="HTTP 404 for model 'other'"):
             ready.attempt(client, url, "other", 5)
-        for endpoint in ("chat", "completions"):
-            sample = bench.ask(client, bench.Target(url, MODEL, endpoint, 12, 5), "One two")
-            assert (sample.tokens, sample.ids) == (12, 12)
+        assert asyncio.run(measured(url)) == [(12, 12), (12, 12)]
         assert client.get(f"{url}/v1/models").json()["data"][0]["id"] == MODEL
         assert client.get(f"{url}/health").status_code == 200
         text = client.get(f"{url}/metrics").text

@@ -112,3 +112,26 @@ def test_a_terminal_gets_bars_that_go_away(clock: Clock) -> None:
     text = stream.getvalue()
     assert "━" in text and "[bold]note" in text
     assert "a: 0.0 s in all" in text
+
+
+ROW = ("1", "all kinds", "0.3 s", "7 tok/s", "7 tok/s", "", "3")
+
+
+def test_figures_so_far_are_a_line_each_when_piped(clock: Clock) -> None:
+    progress, stream = display(clock)
+    progress.show("spark-1", [ROW])
+    progress.show("spark-1", [ROW])
+    progress.show("spark-1", [ROW, ("2", "x\x1b[31m\ny", *ROW[2:])])
+    progress.show("spark-1", [ROW])  # measured anew
+    said = "TTFT 0.3 s, decode 7 tok/s, all streams 7 tok/s, requests 3"
+    first = f"spark-1: streams 1, prompts all kinds, {said}"
+    assert stream.getvalue().splitlines() == [first, f"spark-1: streams 2, prompts x [31m y, {said}", first]
+
+
+def test_figures_so_far_are_a_table_on_a_terminal(clock: Clock) -> None:
+    progress, stream = display(clock, terminal=True)
+    progress.update("spark-1 bench", "speed", 1, 4, "requests")
+    progress.show("spark-1", [ROW])
+    progress.update("spark-1 bench", "speed", 2, 4, "requests")
+    progress.close()
+    assert "all kinds" in stream.getvalue() and "prompts" in stream.getvalue()

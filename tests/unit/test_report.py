@@ -9,6 +9,7 @@ from rich.console import Console
 
 from sparkstack.errors import SparkstackError
 from sparkstack.report import RunReport, curl
+from sparkstack.report_text import render
 
 
 def filled() -> RunReport:
@@ -37,7 +38,7 @@ def filled() -> RunReport:
 
 def shown(report: RunReport, terminal: bool = False, width: int = 80) -> str:
     stream = io.StringIO()
-    report.render(Console(file=stream, force_terminal=terminal, width=width, color_system=None))
+    render(report, Console(file=stream, force_terminal=terminal, width=width, color_system=None))
     return stream.getvalue()
 
 
@@ -101,7 +102,7 @@ def test_links_are_counted_and_their_figures_shown() -> None:
 
 
 def test_stages_sum_up_by_host() -> None:
-    stages = filled().stages()
+    stages = filled().stages
     assert list(stages) == ["docker", "fabric"]
     assert stages["fabric"]["spark-1"] == {"changed": 2, "ok": 0, "failed": 0, "seconds": 2.5}
 

@@ -1,0 +1,56 @@
+"""Speed by length of the input: how long until the first token, and how fast from there."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import statistics
+from typing import Any
+
+from onhost.bench.client import Failed, Refused
+from onhost.bench.figures import distribution, tidy
+from onhost.bench.load import Load, Round
+from onhost.bench.plain import Asker
+from onhost.bench.prompts import WORDS, filler
+
+
+async def words_for(asker: Asker, tokens: int) -> int:
+    """How many words of filler make about `tokens` tokens of input, by what the server counts.
+
+    Two lengths are asked, so that the chat's template does not count as words. Failed or JobError.
+    """
+    few = await asker.ask(" ".join(filler(WORDS, 1)), 1)
+    more = await asker.ask(" ".join(filler(2 * WORDS, 1)), 1)
+    each = (more.prompt_tokens - few.prompt_tokens) / WORDS
+    if each <= 0:
+        raise Failed("the server does not say how many tokens a prompt has")
+    return max(1, int((tokens - (few.prompt_tokens - WORDS * each)) / each))
+
+
+async def at_length(
+    load: Load, asker: Asker, tokens: int, repeats: int, until: float = math.inf
+) -> dict[str, Any]:
+    """`repeats` requests, one at a time, each with a text of its own that no cache has seen."""
+    loop = asyncio.get_running_loop()
+    result = Round()
+    try:
+        words = await words_for(asker, tokens)
+        for _ in range(repeats):
+            if result.requests and loop.time() >= until:
+                break
+            seed = int.from_bytes(os.urandom(4), "big")
+            await load.one(" ".join(filler(words, seed)), None, until, result)
+    except (Failed, Refused) as error:
+        result.failures.append(str(error))
+    samples = result.samples
+    counted = [s.prompt_tokens for s in samples if s.prompt_tokens]
+    prefill = [s.prompt_tokens / s.ttft for s in samples if s.prompt_tokens and s.ttft > 0]
+    return {
+        "asked": tokens,
+        "input_tokens": int(statistics.median(counted)) if counted else None,
+        **result.failed(),
+        "ttft_s": distribution([s.ttft for s in samples]),
+        "prefill_tok_s": tidy(statistics.median(prefill)) if prefill else None,
+        "decode_tok_s": distribution([s.decode_tok_s for s in samples if s.decode_tok_s is not None]),
+    }

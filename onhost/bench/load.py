@@ -1,0 +1,224 @@
+"""Closed loop: so many requests at once, each stream starting its next one as its last one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpx
+
+from onhost.bench.client import Failed, OutOfTime, Refused, Sample, Target, ask
+from onhost.bench.figures import distribution, rate, spread
+from onhost.bench.prompts import prompt
+from onhost.bench.server import Counters, Metrics, speculation
+from onhost.plan import JobError
+
+T = TypeVar("T")
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order; the first error ends the others and is raised."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+@dataclass
+class Round:
+    """What some requests came to, and the s from the first one's start to the last one's end.
+
+    `late` are those that the profile's time ended before they showed anything: they are left out.
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def requests(self) -> int:
+        """Answers whose ids and usage differ are measured and failed, and are one request each."""
+        return len(self.samples) + len(self.failures) - sum(s.odd is not None for s in self.samples)
+
+    @property
+    def output_tok_s(self) -> float | None:
+        return rate(sum(s.tokens for s in self.samples), self.seconds)
+
+    def __add__(self, other: Round) -> Round:
+        return Round(
+            self.samples + other.samples,
+            self.failures + other.failures,
+            self.late + other.late,
+            self.seconds + other.seconds,
+        )
+
+    def failed(self) -> dict[str, Any]:
+        return {
+            "requests": self.requests,
+            "failed": len(self.failures),
+            "failures": sorted(set(self.failures))[:5],
+        }
+
+
+@dataclass
+class Load:
+    """Sends requests, each with a mark of its own; `tick` is told how many more have ended."""
+
+    client: httpx.AsyncClient
+    target: Target
+    metrics: Metrics
+    max_tokens: int
+    tick: Callable[[int], None]
+    mark: int = 0
+    plain: bool = False  # the server refused vLLM's own fields
+    repeated: int = 0
+
+    async def one(
+        self, text: str, thinking: bool | None, until: float, into: Round, enough: float = math.inf
+    ) -> None:
+        """One request; its answer, or why there is none, goes into the round."""
+        try:
+            sample = await self._asked(text, thinking, until, enough)
+        except OutOfTime as late:
+            into.late.append(str(late))
+        except Failed as failed:
+            into.failures.append(str(failed))
+        else:
+            into.samples.append(sample)
+            if sample.odd:
+                into.failures.append(sample.odd)
+        finally:
+            self.tick(1)
+
+    async def _asked(self, text: str, thinking: bool | None, until: float, enough: float) -> Sample:
+        """A 400 may be about fields that other servers do not know: from then on they are left out."""
+        size = self.max_tokens
+        if not self.plain:
+            try:
+                return await ask(self.client, self.target, text, size, thinking, until, enough)
+            except Refused:
+                sample = await ask(self.client, self.target, text, size, thinking, until, enough, plain=True)
+                self.plain = True
+                return sample
+        return await ask(self.client, self.target, text, size, thinking, until, enough, plain=True)
+
+    def texts(self, count: int, category: str) -> list[str]:
+        """The first `count` prompts of a kind, the same ones each time but for their marks."""
+        first, self.mark = self.mark + 1, self.mark + count
+        return [prompt(number, category, first + number) for number in range(count)]
+
+    async def closed(
+        self,
+        streams: int,
+        requests: int,
+        category: str = "all",
+        thinking: bool | None = None,
+        until: float = math.inf,
+        enough: float = math.inf,
+    ) -> Round:
+        """`streams` at once, each starting its next request as its last one ends, until `requests` were sent
+        or it is `enough` (what is under way then ends as soon as it has shown anything, at the latest
+        `until`); at least one each is sent."""
+        loop = asyncio.get_running_loop()
+        result = Round()
+        waiting = iter(self.texts(requests, category))
+        each = math.ceil(requests / streams)
+
+        async def stream() -> None:
+            for done, text in enumerate(waiting):
+                # Each of a stream's prompts has an equal part of the time: kinds are unlike in speed.
+                now = loop.time()
+                part = now + (enough - now) / max(1, each - done)
+                await self.one(text, thinking, until, result, part)
+                if loop.time() >= min(until, enough):
+                    return
+
+        began = loop.time()
+        await together(stream() for _ in range(min(streams, requests)))
+        result.seconds = loop.time() - began
+        return result
+
+    async def point(
+        self,
+        streams: int,
+        category: str = "all",
+        thinking: bool | None = None,
+        *,
+        requests: int,
+        repeats: int,
+        until: float = math.inf,
+        limit: float = math.inf,
+        again: int = 0,
+    ) -> tuple[dict[str, Any], Round]:
+        """One point of the measurement, and all that was seen for it. A repeat has the same prompts as the
+        others, and an equal part of the time. Where they differ by more than `limit` they are measured anew,
+        at most `again` times, and the quietest set counts; a set with a failure always does."""
+        loop = asyncio.get_running_loop()
+        tries: list[tuple[float, dict[str, Any], Round]] = []
+        for attempt in range(again + 1):
+            if attempt:
+                self.repeated += 1
+                thrown = tries[-1][2]
+                self.tick(-thrown.requests - len(thrown.late))  # that work has to be done again
+            before = await self.metrics.now()
+            rounds: list[Round] = []
+            for left in range(repeats, 0, -1):
+                now = loop.time()
+                if rounds and now >= until:
+                    break
+                part = now + (until - now) / left
+                rounds.append(await self.closed(streams, streams * requests, category, thinking, until, part))
+            after = await self.metrics.now()
+            whole = sum(rounds, Round())
+            figures = _point(whole, rounds, before, after)
+            about = {"streams": streams, "category": category, "thinking": thinking}
+            unlike = math.inf if figures["spread"] is None else float(figures["spread"])
+            tries.append((unlike, {**about, **figures}, whole))
+            if whole.failures:
+                del tries[:-1]
+                break
+            if unlike <= limit or figures["spread"] is None or loop.time() >= until:
+                break
+        # A set that the time cut short is taken only where no other is there.
+        best = min(tries, key=lambda one: (one[1]["cut"] > 0, one[0]))
+        return best[1], best[2]
+
+
+def _point(whole: Round, rounds: list[Round], before: Counters, after: Counters) -> dict[str, Any]:
+    samples = whole.samples
+    done = [s for s in samples if not s.cut]
+    drafts = speculation(before, after) or {}
+    rates = [r.output_tok_s for r in rounds if r.samples and r.output_tok_s is not None]
+    asked = None if len(done) < len(samples) else rate(sum(s.prompt_tokens for s in samples), whole.seconds)
+    return {
+        **whole.failed(),
+        "cut": len(samples) - len(done),
+        "repeats": len(rounds),
+        "ttft_s": distribution([s.ttft for s in samples]),
+        "inter_token_s": distribution([wait for s in samples for wait in s.inter_token()]),
+        "decode_tok_s": distribution([s.decode_tok_s for s in samples if s.decode_tok_s is not None]),
+        "end_to_end_s": distribution([s.ended - s.began for s in done]),
+        "input_tok_s": asked,
+        "output_tok_s": distribution(rates)["median"],
+        "total_tok_s": whole.output_tok_s,
+        "spread": spread(rates),
+        "acceptance": drafts.get("acceptance"),
+        "accepted_length": drafts.get("accepted_length"),
+    }
+
+
+def none_answered(seen: Round, streams: int, target: Target) -> JobError:
+    """Every request of a point failed: the job ends, for every other figure would be of the same kind."""
+    reasons = seen.failures + seen.late
+    return JobError(
+        f"found all {len(reasons)} requests with {streams} streams failing: {reasons[0]}; wanted completions "
+        f"of {target.model} at {target.url}; see the serving unit's journal"
+    )

@@ -1,0 +1,117 @@
+"""The benchmark as a process of this machine: for an endpoint that is reached from here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkstack.figures import table_of
+from tasks import interrupts
+from tasks.remote import POLL_SECONDS, WATCH_SECONDS, progress
+from tasks.site import ROOT
+
+FOLDER = ROOT / ".cache" / "bench"
+LABEL = "bench"
+
+
+@dataclass(frozen=True)
+class End:
+    """How it ended: what was measured (a part of it, where there was an error or Ctrl-C), and why not all."""
+
+    measurement: dict[str, Any] | None
+    error: str = ""
+    interrupted: bool = False
+
+
+def run(plan: dict[str, Any], key: str | None, folder: Path = FOLDER) -> End:
+    """Run a plan to its end and show how far it is. The key is in a file of its owner alone meanwhile."""
+    jobs = folder / "jobs"
+    job = jobs / str(plan["job"])
+    job.mkdir(parents=True, exist_ok=True)
+    result, key_file, plan_file = job / "measurement.json", folder / f"{os.getpid()}.key", job / "plan.json"
+    result.unlink(missing_ok=True)
+    for name in ("result.json", "progress.jsonl"):
+        (job / name).unlink(missing_ok=True)
+    whole = {
+        **plan,
+        "jobs_dir": str(jobs),
+        "result": str(result),
+        "api_key_file": str(key_file) if key else None,
+    }
+    plan_file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    try:
+        if key:
+            with os.fdopen(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(key + "\n")
+        return _followed(plan_file, job)
+    finally:
+        key_file.unlink(missing_ok=True)
+
+
+def _followed(plan_file: Path, job: Path) -> End:
+    words = [sys.executable, "-m", "onhost", "job", str(plan_file)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    looked_at, interrupted = time.monotonic(), False
+    with (job / "log").open("w", encoding="utf-8") as log, interrupts.heard() as interrupt:
+        # A session of its own: Ctrl-C is for us to hear, and ends the job in good order.
+        process = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None:
+                if interrupt.once():
+                    interrupted = True
+                    process.send_signal(signal.SIGTERM)
+                _show(job / "progress.jsonl")
+                if time.monotonic() - looked_at >= WATCH_SECONDS:
+                    looked_at = time.monotonic()
+                    if (found := _json(job / "measurement.json")) is not None:
+                        progress.show(LABEL, table_of(found))
+                time.sleep(POLL_SECONDS / 4)
+        finally:
+            if process.poll() is None:  # a second Ctrl-C, or an error of ours
+                process.kill()
+                process.wait()
+            progress.finish(LABEL)
+    end, measurement = _json(job / "result.json"), _json(job / "measurement.json")
+    if end is not None and end.get("ok"):
+        return End(measurement, "" if measurement else "found no measurement; wanted one; run again")
+    said = (job / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    error = str((end or {}).get("error") or (said[-1] if said else "that it ended without a word"))
+    return End(measurement, error, interrupted)
+
+
+def _show(path: Path) -> None:
+    try:
+        step = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+    except (OSError, ValueError, IndexError):
+        return  # nothing yet, or a line that is being written just now
+    progress.update(
+        LABEL,
+        step.get("stage", ""),
+        step.get("done", 0),
+        step.get("total"),
+        step.get("unit", ""),
+        step.get("note", ""),
+    )
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,313 @@
+"""The benchmark's figures against a server whose timing is known: within 1 % of the truth, on any machine.
+
+Server and client share a simulated clock (`simulated.py`); a minute of measuring takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from io import StringIO
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import pytest
+from simulated import Loop, Scripted, Timing
+
+from onhost.bench.figures import MANY, distribution, interval, slope, spread
+from onhost.bench.load import Load
+from onhost.bench.open_loop import arrivals
+from onhost.bench.run import measure
+from onhost.bench.server import Metrics
+from onhost.jobs import Job, Progress
+from onhost.plan import JobError, Plan
+
+QUICK: dict[str, Any] = {"warmup": 0, "repeats": 1, "max_tokens": 31}
+
+
+def job_of(tmp_path: Path, profile: dict[str, Any], **keys: Any) -> Job:
+    plan = {"url": "http://server:8000", "model": "tiny", "api_key_file": None, "release": "r1"}
+    plan |= {"result": str(tmp_path / "results/measurement.json"), "profile": profile} | keys
+    return Job("bench", Plan(plan), tmp_path, Progress(StringIO()), Event())
+
+
+def measured(tmp_path: Path, server: Scripted, profile: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    return measure(job_of(tmp_path, profile, **keys), server, Loop)
+
+
+def near(value: float) -> Any:
+    return pytest.approx(value, rel=0.01)
+
+
+# name: (timing, tokens, TTFT, decode tok/s, end to end, median wait for a token)
+TIMINGS = {
+    "a token a chunk": (Timing(0.5, 0.1), 31, 0.5, 10, 3.5, 0.1),
+    "five tokens a chunk": (Timing(0.3, 0.1, (5,)), 40, 0.3, 50, 1.0, 0.02),
+    "several in the first chunk alone": (Timing(0.3, 0.1, (4, 1)), 24, 0.3, 10, 2.3, 0.1),
+    "chunks of many sizes": (Timing(0.2, 0.06, (1, 3, 2, 4, 1, 2)), 13, 0.2, 40, 0.5, 0.02),
+    "a slow first token": (Timing(42, 0.02), 51, 42, 50, 43, 0.02),
+    "a stall": (Timing(0.5, 0.1, stall={7: 6.0}), 31, 0.5, 30 / 9, 9.5, 0.1),
+    "very fast": (Timing(0.004, 0.0005), 201, 0.004, 2000, 0.104, 0.0005),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "streams"), [(name, 3) for name in TIMINGS] + [("chunks of many sizes", 1)], ids=str
+)
+def test_every_figure_is_the_truth(tmp_path: Path, name: str, streams: int) -> None:
+    timing, tokens, ttft, decode, end_to_end, wait = TIMINGS[name]
+    server = Scripted(timing=lambda _n, _body: timing)
+    profile = {**QUICK, "streams": [streams], "max_tokens": tokens, "repeats": 2, "requests": 2}
+    found = measured(tmp_path, server, profile)
+    (point,) = found["points"]
+    assert (point["requests"], point["failed"], point["cut"], point["repeats"]) == (4 * streams, 0, 0, 2)
+    for figure, truth in (("ttft_s", ttft), ("decode_tok_s", decode), ("end_to_end_s", end_to_end)):
+        assert point[figure]["median"] == near(truth), figure
+        assert point[figure]["ci"] == [near(truth), near(truth)]
+        assert point[figure]["n"] == 4 * streams
+    assert point["inter_token_s"]["median"] == near(wait)
+    asked = sum(server.tokens_of(body) for body in server.asked) / len(server.asked)
+    assert point["output_tok_s"] == near(streams * tokens / end_to_end)
+    assert point["total_tok_s"] == near(streams * tokens / end_to_end)
+    assert point["input_tok_s"] == near(streams * asked / end_to_end)
+    assert point["spread"] == near(0)
+    assert found["sane"]["ok"] and found["complete"] and found["noise"]["verdict"] == "quiet"
+
+
+def test_chunks_without_ids_count_as_usage_says(tmp_path: Path) -> None:
+    server = Scripted(timing=lambda _n, _body: Timing(0.3, 0.1, (3,)), ids=False)
+    (point,) = measured(tmp_path, server, {**QUICK, "max_tokens": 30})["points"]
+    assert point["decode_tok_s"]["median"] == near(30)
+    assert point["inter_token_s"]["median"] == near(0.1 / 3)
+
+
+def test_stalls_show_in_the_tail(tmp_path: Path) -> None:
+    server = Scripted(timing=lambda n, _body: Timing(0.5, 0.1, stall={3: 5.0} if n % 2 else {}))
+    (point,) = measured(tmp_path, server, {**QUICK, "repeats": 10, "max_repeated": 0})["points"]
+    assert point["inter_token_s"]["median"] == near(0.1) and point["inter_token_s"]["max"] == near(5.1)
+    assert point["inter_token_s"]["p99"] == near(5.1)
+    assert point["end_to_end_s"]["min"] == near(3.5) and point["end_to_end_s"]["p90"] == near(8.5)
+
+
+def test_warm_up_is_told_and_not_counted(tmp_path: Path) -> None:
+    server = Scripted(timing=lambda n, _body: Timing(30.0 if n < 4 else 0.5))
+    found = measured(tmp_path, server, {**QUICK, "streams": [2], "warmup": 2})
+    assert found["warmup"] == {"requests": 4, "seconds": near(66)}
+    assert found["points"][0]["ttft_s"]["max"] == near(0.5)
+
+
+def test_acceptance_and_accepted_length(tmp_path: Path) -> None:
+    # Two drafted for each step; steps of 1, 3 and 2 tokens in turn: accepted 0, 2 and 1 of 2.
+    chunks = (1, 3, 2) * 10
+    server = Scripted(timing=lambda _n, _body: Timing(chunks=chunks), drafted=2)
+    found = measured(tmp_path, server, {**QUICK, "max_tokens": 60, "warmup": 1})
+    assert found["points"][0]["acceptance"] == near(0.5)
+    assert found["points"][0]["accepted_length"] == near(2.0)
+    assert found["speculation"] == {"drafted": 60, "accepted": 30, "acceptance": 0.5, "accepted_length": 2.0}
+    plain = measured(tmp_path, Scripted(), QUICK)
+    assert plain["speculation"] is None and plain["points"][0]["acceptance"] is None
+
+
+def test_failures_are_counted_and_leave_the_rest_alone(tmp_path: Path) -> None:
+    faults = {1: "cut", 3: "odd"}
+    server = Scripted(fault=lambda n: faults.get(n, ""))
+    (point,) = measured(tmp_path, server, {**QUICK, "repeats": 6, "max_repeated": 0})["points"]
+    assert (point["requests"], point["failed"]) == (6, 2)
+    assert point["failures"] == ["31 token ids and 32 tokens by usage", "a stream that was cut"]
+    assert point["decode_tok_s"]["median"] == near(10) and point["decode_tok_s"]["n"] == 5
+
+
+def test_a_server_that_knows_no_field_of_vllms(tmp_path: Path) -> None:
+    def refuses(body: dict[str, Any]) -> str | None:
+        return "unknown field ignore_eos" if "ignore_eos" in body else None
+
+    server = Scripted(timing=lambda _n, _body: Timing(0.3, 0.1, (3,)), refuses=refuses, ids=False, ends_at=12)
+    found = measured(tmp_path, server, {**QUICK, "max_tokens": 30, "warmup": 1})
+    assert found["points"][0]["decode_tok_s"]["median"] == near(30) and found["points"][0]["failed"] == 0
+    assert found["notes"] == [
+        "the server refuses ignore_eos and return_token_ids: tokens are counted by usage"
+    ]
+    assert found["sane"]["ok"] and "1 ended by themselves" in found["sane"]["found"]
+    assert len(server.asked) == 3  # it is tried once with them
+    server.refuses = lambda _body: "no"
+    with pytest.raises(JobError, match=r"found HTTP 400 from http://server:8000 \(no\); wanted"):
+        measured(tmp_path, server, QUICK)
+
+
+def test_a_server_that_says_nothing_for_too_long(tmp_path: Path) -> None:
+    def timing(n: int, _body: dict[str, Any]) -> Timing:
+        return Timing(70.0 if n == 1 else 59.0, stall={4: 70.0 if n == 2 else 0.0})
+
+    server = Scripted(timing=timing)
+    (point,) = measured(tmp_path, server, {**QUICK, "repeats": 4, "timeout_s": 60})["points"]
+    assert (point["requests"], point["failed"], point["failures"]) == (4, 2, ["no byte for 60 s"])
+    assert point["ttft_s"]["max"] == near(59)
+    with pytest.raises(JobError, match="found all 4 requests with 1 streams failing: no byte for 5 s;"):
+        measured(tmp_path, server, {**QUICK, "repeats": 4, "timeout_s": 5})
+
+
+def test_categories_with_thinking_on_and_off(tmp_path: Path) -> None:
+    def timing(_n: int, body: dict[str, Any]) -> Timing:
+        slow = body.get("chat_template_kwargs", {}).get("enable_thinking")
+        return Timing(0.1, 0.2 if slow else 0.1, (4,) if "JSON" in server.text_of(body) else (1,))
+
+    server = Scripted(timing=timing)
+    kinds = {"categories": ["json", "prose"], "thinking": [True, False], "category_streams": [1]}
+    profile = {**QUICK, "max_tokens": 32, **kinds}
+    found = measured(tmp_path, server, profile)
+    rates = {(p["category"], p["thinking"]): p["decode_tok_s"]["median"] for p in found["points"]}
+    assert rates[("prose", True)] == near(5) and rates[("prose", False)] == near(10)
+    assert rates[("json", True)] == near(20) and rates[("json", False)] == near(40)
+    assert [p["requests"] for p in found["points"]] == [1, 5, 5, 5, 5]
+    # A server that does not know the switch is no failed benchmark.
+    server.refuses = lambda body: "unknown field" if "chat_template_kwargs" in body else None
+    found = measured(tmp_path, server, profile)
+    assert [p["category"] for p in found["points"]] == ["all"] and len(found["notes"]) == 2
+    assert "thinking on: found HTTP 400 from http://server:8000 (unknown field)" in found["notes"][0]
+
+
+def test_contexts(tmp_path: Path) -> None:
+    def timing(_n: int, body: dict[str, Any]) -> Timing:
+        return Timing(server.tokens_of(body) / 2000, 0.05)
+
+    server = Scripted(timing=timing, max_model_len=5000)
+    profile = {**QUICK, "contexts": [1000, 4000, 9000], "repeats": 2, "max_repeated": 0, "spread_limit": 9}
+    found = measured(tmp_path, server, profile)
+    assert [c["asked"] for c in found["contexts"]] == [1000, 4000]
+    for context in found["contexts"]:
+        assert context["input_tokens"] == near(context["asked"])
+        assert context["ttft_s"]["median"] == near(context["asked"] / 2000)
+        assert context["prefill_tok_s"] == near(2000) and context["decode_tok_s"]["median"] == near(20)
+    assert found["notes"] == ["contexts: the model's 5000 tokens have room for [1000, 4000]"]
+    texts = {server.text_of(body) for body in server.asked if body["max_tokens"] == 31}
+    assert len(texts) == 2 + 4  # no text twice: a prefix cache would answer for the engine
+    found = measured(tmp_path, server, {**profile, "contexts": "auto"})
+    assert [c["asked"] for c in found["contexts"]] == [1024, 4096, int(5000 * 0.99) - 47]
+
+
+def test_open_loop_and_saturation(tmp_path: Path) -> None:
+    # Four requests at once, 3.5 s each: 1.143 requests/s is all there is.
+    server = Scripted(timing=lambda _n, _body: Timing(0.5, 0.6), slots=4)
+    profile = {**QUICK, "max_tokens": 6, "rates": [0.3, 5.0], "rate_requests": 40, "saturation": True}
+    found = measured(tmp_path, server, profile)
+    slow, fast, *stepped = found["open_loop"]
+    assert slow["achieved_rps"] == near(0.3) and slow["failed"] == 0
+    assert slow["end_to_end_s"]["median"] == near(3.5)
+    assert fast["achieved_rps"] == near(4 / 3.5)
+    limit = found["saturation"]
+    assert 4 / 3.5 / 1.6 < limit["rate_rps"] < 4 / 3.5 * 1.05
+    assert limit["rate_rps"] in [point["rate_rps"] for point in stepped]
+    assert limit["why"].startswith("at ") and "requests/s" in limit["why"]
+    times = arrivals(2.0, 101)
+    assert slope(times) == pytest.approx(2.0) and times == sorted(times)
+
+
+def test_noise_is_measured_again_and_then_told(tmp_path: Path) -> None:
+    noisy = Scripted(timing=lambda n, _body: Timing(0.5, 0.1 if n % 2 else 0.2))
+    found = measured(tmp_path, noisy, {**QUICK, "repeats": 2, "spread_limit": 0.2, "max_repeated": 2})
+    assert found["noise"] == {"spread": near(0.6), "limit": 0.2, "repeated": 2, "verdict": "noisy"}
+    assert len(noisy.asked) == 6
+    passing = Scripted(timing=lambda n, _body: Timing(0.5, 0.3 if n == 0 else 0.1))
+    found = measured(tmp_path, passing, {**QUICK, "repeats": 2, "spread_limit": 0.2, "max_repeated": 2})
+    assert found["noise"]["verdict"] == "quiet" and found["noise"]["repeated"] == 1
+    assert found["points"][0]["decode_tok_s"]["min"] == near(10) and found["points"][0]["requests"] == 2
+
+
+@pytest.mark.parametrize(
+    ("gap", "streams"),
+    [(0.0005, [1]), (0.05, [1, 2, 4]), (0.7, [1]), (9.0, [1]), (9.0, [1, 2, 8]), (25.0, [1])],
+)
+def test_smoke_ends_within_a_minute_on_any_server(tmp_path: Path, gap: float, streams: list[int]) -> None:
+    server = Scripted(timing=lambda _n, _body: Timing(gap, gap), says=lambda prompt, _n: prompt[:20])
+    server.hangs = ("/metrics", "/version") if streams == [1] else ()
+    loops: list[Loop] = []
+
+    def loop() -> Loop:
+        loops.append(Loop())
+        return loops[0]
+
+    profile = {"name": "smoke", "streams": streams, "max_tokens": 900 if gap > 0.1 else 32}
+    try:
+        found = measure(job_of(tmp_path, profile), server, loop)
+    except JobError as error:
+        assert gap == 25.0 and str(error).startswith("found all ")
+        assert "that the profile's time left; wanted completions of tiny" in str(error)
+    else:
+        point = found["points"][0]
+        assert found["complete"] and point["requests"] and not point["failed"], point
+        assert point["ttft_s"]["median"] == near(gap)
+        measured_streams = [p["streams"] for p in found["points"]]
+        late = [s for s in streams if f"speed: with {s} streams no token" in " ".join(found["notes"])]
+        assert measured_streams + late == streams and (gap > 0.1) >= bool(late)
+        assert point["decode_tok_s"]["median"] in (None, near(1 / gap))
+    assert loops[0].now - 1000 <= 57
+
+
+def test_time_that_is_short_is_shared_by_the_kinds_of_prompts(tmp_path: Path) -> None:
+    server = Scripted(timing=lambda _n, _body: Timing(0.1, 0.05))
+    found = measured(tmp_path, server, {"name": "smoke", "max_tokens": 900, "quality": [], "warmup": 0})
+    (point,) = found["points"]
+    assert (point["requests"], point["cut"], point["failed"]) == (9, 9, 0)
+    assert point["decode_tok_s"]["median"] == near(20) and point["spread"] < 0.05
+    kinds = [server.text_of(body).partition(") ")[2] for body in server.asked]
+    assert kinds == kinds[:3] * 3 and len(set(kinds)) == 3
+
+
+def test_a_stopped_job_leaves_what_it_has(tmp_path: Path) -> None:
+    def timing(n: int, _body: dict[str, Any]) -> Timing:
+        if n == 2:  # in the middle of the second point
+            signal.raise_signal(signal.SIGTERM)
+        return Timing()
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(JobError, match=r"^found SIGTERM in the middle; wanted"):
+        measured(tmp_path, Scripted(timing=timing), {**QUICK, "streams": [1, 2]})
+    assert signal.getsignal(signal.SIGTERM) is before
+    found = json.loads((tmp_path / "results/measurement.json").read_text())
+    assert found["complete"] is False and [p["streams"] for p in found["points"]] == [1]
+    assert found["points"] == json.loads((tmp_path / "measurement.json").read_text())["points"]
+
+
+def test_distribution() -> None:
+    assert distribution([3.0, 1.0, 2.0]) | {"ci": 0} == {
+        "median": 2.0,
+        "min": 1.0,
+        "max": 3.0,
+        "n": 3,
+        "p90": 2.8,
+        "p99": 2.98,
+        "ci": 0,
+    }
+    assert distribution([]) == dict.fromkeys(("median", "min", "max", "p90", "p99", "ci")) | {"n": 0}
+    assert distribution([5.0])["ci"] is None
+    values = sorted(float((n * 7919) % 1009) for n in range(MANY))
+    low, high = interval(values) or (0.0, 0.0)
+    # What the bootstrap finds is what its limit says, from where on the limit is taken.
+    near_limit = interval([*values, values[-1]]) or (0.0, 0.0)
+    assert low == pytest.approx(near_limit[0], abs=15) and high == pytest.approx(near_limit[1], abs=15)
+    assert interval(values) == (low, high)
+    assert spread([10.0, 11.0, 9.0]) == 0.2 and spread([1.0]) is None
+
+
+def test_a_connection_that_breaks_ends_all_streams_of_a_round() -> None:
+    """JobError of one stream must not leave the others running behind it."""
+
+    class Gone(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(401)
+
+    async def main() -> None:
+        from onhost.bench.client import Target
+
+        async with httpx.AsyncClient(transport=Gone()) as client:
+            target = Target("http://server", "tiny", "chat", 5)
+            load = Load(client, target, Metrics(client, target.url), 8, lambda _: None)
+            with pytest.raises(JobError, match="found HTTP 401"):
+                await load.closed(4, 8)
+            assert len(asyncio.all_tasks()) == 1
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(main())

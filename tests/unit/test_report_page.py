@@ -1,0 +1,154 @@
+"""The page without a browser (tests/browser has one): its words, its plots, where it lies, what came before."""
+
+# ruff: noqa: E501 -- tables of cases
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from sparkstack import history, plots, report_files
+from sparkstack.cli import main
+from sparkstack.errors import SparkstackError
+from sparkstack.report import RunReport
+from sparkstack.report_page import page, time_text
+from tests.browser import sample
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_what_comes_from_outside_is_text() -> None:
+    text = page(sample.hostile())
+    assert "<script" not in text and "<img" not in text and "onerror=alert(1)>" not in text
+    assert "&lt;script&gt;" in text and "{{7*7}}" in text
+    assert text.count("Content-Security-Policy") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "expect", "headline"),
+    [
+        ({}, None, "Meets what its recipe expects"),
+        ({}, {}, "Measured; nothing to compare it with"),
+        ({"complete": False}, None, "Measured, and no result to rely on"),
+        ({}, {"decode_tok_s": {1: {"min": 99}}}, "Misses what its recipe expects"),
+    ],
+)
+def test_the_headline_is_the_verdict(changes: dict[str, bool], expect: dict[str, object], headline: str) -> None:
+    run = sample.report(expect, **changes)
+    assert f"</span> {headline}</h1>" in page(run)
+    run.failures.append("spark-1: serve: found x; wanted y")
+    # A failure of the run is above a pass, and is what a miss or a doubt brings about.
+    met = headline.startswith("Me") and not headline.endswith("rely on")
+    assert (f"</span> {'The run failed' if met else headline}</h1>") in page(run)
+
+
+def test_a_measurement_of_format_1_has_a_page() -> None:
+    run = sample.report()
+    spread = {"median": 7.0, "min": 7.0, "max": 7.0, "n": 3}
+    point = {"streams": 1, "requests": 3, "failed": 0, "ttft_s": spread, "decode_tok_s": spread, "total_tok_s": 6.0}
+    run.measurement = {"format": 1, "release": "x", "when": "2026-01-02T03:04:05Z", "points": [point]}
+    run.verdict = {"format": 1, "ok": True, "lines": [
+        {"name": "decode_tok_s@1", "measured": 7.0, "expected": "≥ 0.5", "ratio": 14.0, "verdict": "pass"}
+    ]}  # fmt: skip
+    text = page(run)
+    assert "7 tok/s" in text and "Meets what its recipe expects" in text
+
+
+@pytest.mark.parametrize("measurement", [{}, {"points": 5}, {"points": [None, {}]}, {"quality": 1, "noise": []}])
+def test_whatever_a_host_wrote_there_is_a_page(measurement: dict[str, object]) -> None:
+    run = sample.report()
+    run.measurement, run.verdict = measurement, None
+    assert "Runs of this inventory before" in page(run)
+
+
+def test_plots_are_well_formed_and_stay_in_their_frame() -> None:
+    bars = plots.bars("a & b", [plots.Bar("<x>", 4.0, "4 s", 3.0, 9.0), plots.Bar("y", 0.0, "0 s")])
+    series = [plots.Series("s & t", [(1, 5.0), (8, 40.0)], [None, (30.0, 50.0)]), plots.Series("one", [(1, 1.0)])]
+    lines = plots.lines("title", series, "streams", "tok/s")
+    for svg in (str(bars), str(lines).partition('<p class="legend')[0]):
+        root = ElementTree.fromstring(svg)
+        width, height = map(float, root.attrib["viewBox"].split()[2:])
+        for one in root.iter():
+            assert 0 <= float(one.attrib.get("x", 0)) <= width
+            assert 0 <= float(one.attrib.get("cy", 0)) <= height
+        numbers = [float(n) for one in root.iter() for n in re.findall(r"[-\d.]+", one.attrib.get("d", ""))]
+        assert all(-8 <= n <= width for n in numbers)
+    assert plots.bars("t", []) == plots.lines("t", [], "x", "y") == ""
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"),
+    [(0.36, [0, 0.1, 0.2, 0.3, 0.4]), (77.0, [0, 20, 40, 60, 80]), (1000.0, [0, 200, 400, 600, 800, 1000]), (0, [0, 1])],
+)  # fmt: skip
+def test_ticks_are_round(most: float, ticks: list[float]) -> None:
+    assert plots.ticks_to(most) == ticks
+
+
+def test_times_are_readable() -> None:
+    assert time_text("20260102T030405Z") == time_text("2026-01-02T03:04:05Z") == "2026-01-02 03:04:05 UTC"
+    assert time_text("yesterday") == "yesterday"
+
+
+def test_every_run_has_a_folder_and_latest_leads_to_it(tmp_path: Path) -> None:
+    first, second = sample.report(), sample.report()
+    paths = [report_files.store(one, tmp_path) for one in (first, second)]
+    assert [path.parent.name for path in paths] == ["20261129T231000Z-lab", "20261129T231000Z-lab-2"]
+    assert (tmp_path / "latest").resolve() == paths[1].parent
+    assert (tmp_path / "latest" / "report.html").is_file()
+    (tmp_path / "run-20260101T000000Z.json").write_text("{}")
+    os.utime(tmp_path / "run-20260101T000000Z.json", (1, 1))
+    for number, path in enumerate(paths, 2):
+        os.utime(path, (number, number))
+    assert [path.parent.name for path in report_files.files(tmp_path)][1:] == [path.parent.name for path in paths]
+    assert RunReport.from_json(paths[0].read_text()) == first
+
+
+@pytest.mark.parametrize(
+    ("inventory", "name"),
+    [("lab", "T-lab"), ("../../etc", "T-etc"), ("a b/ü", "T-a-b"), ("", "T-inventory"), ("x" * 300, "T-" + "x" * 60)],
+)
+def test_an_inventory_s_name_is_no_path(inventory: str, name: str) -> None:
+    assert report_files.folder_name("T", inventory) == name
+
+
+def test_history_is_of_this_inventory_and_before(tmp_path: Path) -> None:
+    for when, inventory, tokens in (("1", "lab", 10.0), ("2", "labs", 20.0), ("3", "lab", 30.0), ("9", "lab", 90.0)):
+        run = sample.report()
+        run.when, run.inventory = f"2026112{when}T000000Z", inventory
+        assert run.measurement is not None
+        run.measurement["points"] = [sample.point(1, tokens)]
+        report_files.store(run, tmp_path)
+    (tmp_path / "20261120T000000Z-lab").mkdir()
+    (tmp_path / "20261120T000000Z-lab" / "report.json").write_text('{"format": 2, "when": 5}')
+    now = sample.report()
+    now.when = "20261125T000000Z"
+    found = history.earlier(tmp_path, now)
+    assert [entry.decode_tok_s for entry in found] == [10.0, 30.0]
+    assert found[0].page == "../20261121T000000Z-lab/report.html"
+
+
+def test_a_page_that_cannot_be_made_is_one_line_and_the_report_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "bars", lambda *given: 1 / 0)
+    with pytest.raises(SparkstackError, match=r"report\.html: found ZeroDivisionError: .*read report\.json$"):
+        report_files.store(sample.report(), tmp_path)
+    assert json.loads((tmp_path / "latest" / "report.json").read_text())["recipe"] == "lab-tiny"
+
+
+def test_the_page_is_made_anew_by_a_command(tmp_path: Path) -> None:
+    made = report_files.store(sample.report(), tmp_path).with_name("report.html")
+    made.unlink()
+    result = CliRunner().invoke(main, ["report", "--page", "--reports", str(tmp_path)])
+    assert (result.output, made.is_file()) == (f"{made}\n", True)
+
+
+def test_the_schema_in_docs_is_up_to_date() -> None:
+    """`sparkstack report --schema > docs/report.schema.json` makes it."""
+    assert (ROOT / "docs" / "report.schema.json").read_text(encoding="utf-8") == report_files.schema()

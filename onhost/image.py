@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
@@ -22,6 +23,7 @@ from onhost.staging.transfer import Transfer
 
 STALL = 120.0  # s without a word; a daemon that extracts a layer of gigabytes is silent for long
 DIGEST = re.compile(r"[^@\s]+@sha256:[0-9a-f]{64}")
+BUILDKIT = "Dockerfile.buildkit"  # the same build with cache mounts
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 # "Step 2/7 : RUN …" is the classic builder's line, "#9 [2/7] RUN …" BuildKit's (a stage's name may come
@@ -38,7 +40,8 @@ CHATTER = re.compile(
 def build(job: Job) -> dict[str, Any]:
     """Job image: pulls the base by digest, builds the context on it, proves it, and tags the result last.
 
-    Where the plan has no `check`, the image is not proved and says so by having no label.
+    Where the plan's `context` is null nothing is built: the base is the image. Where it has no `check`, the
+    image is not proved and says so by having no label.
     """
     plan = job.plan
     tag = check_tag(plan.text("tag"))
@@ -46,14 +49,15 @@ def build(job: Job) -> dict[str, Any]:
     found = inspect_image(tag)
     if found is not None and (check is None or image_check.proved(found, str(check.get("profile")))):
         return _stands(job, tag, found)
-    base, context = plan.text("base"), plan.path("context")
+    base = plan.text("base")
+    context = None if plan.data.get("context") is None else plan.path("context")
     if not DIGEST.fullmatch(base):
         raise JobError(f"found the base {base!r}; wanted repository@sha256:DIGEST; correct the recipe")
-    if not (context / "Dockerfile").is_file():
+    if context is not None and not (context / "Dockerfile").is_file():
         raise JobError(f"found no Dockerfile in {context}; wanted the build context; run the deploy again")
     arguments = dict(plan.data.get("build_args") or {})
     base = pull(job, base, plan.data.get("mirrors") or [])
-    image = _build(job, context, {**arguments, "BASE": base})
+    image = base if context is None else _build(job, context, {**arguments, "BASE": base})
     if check is not None:
         image = image_check.prove(job, image, tag, check)
     _tag(image, tag)
@@ -75,12 +79,19 @@ def fetch(job: Job) -> dict[str, Any]:
     return _value(tag)
 
 
+def has_buildkit() -> bool:
+    """Whether `docker build` goes to BuildKit, which reads cache mounts; the legacy builder does not."""
+    return os.environ.get("DOCKER_BUILDKIT") != "0" and docker("buildx", "version").returncode == 0
+
+
 def _build(job: Job, context: Path, arguments: dict[str, str]) -> str:
     """Builds without a tag and returns the image's id."""
     job.progress.stage("build", None, "steps", str(context))
     with tempfile.TemporaryDirectory(prefix="onhost-") as folder:
         id_file = Path(folder) / "id"
         command = ["docker", "build", f"--iidfile={id_file}"]
+        if (context / BUILDKIT).is_file() and has_buildkit():
+            command.append(f"--file={context / BUILDKIT}")
         for key, value in sorted(arguments.items()):
             command.append(f"--build-arg={key}={value}")
         command.append(str(context))

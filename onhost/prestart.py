@@ -7,6 +7,7 @@ another rank waits without limit: that is a state and not a failure.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -110,13 +111,12 @@ class Start:
 
     def _image(self) -> None:
         image = self.served.image
-        done = docker(
-            "image", "inspect", "-f", '{{.Id}} {{ index .Config.Labels "sparkstack.image" }}', image
-        )
+        done = docker("image", "inspect", "-f", "{{json .Config.Labels}}", image)
         if done.returncode:
             raise JobError(f"found no image {image}; wanted the release's; run the deploy again")
-        label = (done.stdout.split() or [""])[-1]
-        if label not in ("", "value>") and label != image.rpartition(":")[2]:
+        # An image that was taken as it is has no label of ours.
+        label = (json.loads(done.stdout) or {}).get("sparkstack.image")
+        if label and label != image.rpartition(":")[2]:
             raise JobError(f"found image {image} with the content of {label}; wanted its own; deploy again")
 
     def _checkpoint(self) -> None:

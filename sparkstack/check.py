@@ -20,6 +20,7 @@ from sparkstack.findings import Finding, error, in_order, unsupported, warning
 from sparkstack.flags import ALIASES, canonical, is_placeholder
 from sparkstack.native import (
     PLUGIN_FEATURES,
+    PLUGIN_KNOBS,
     SECRET_OPTIONS,
     Recipe,
     contradictions,
@@ -219,7 +220,8 @@ _SKELETON: dict[str, Any] = {
 
 
 def _plugin_variables(recipe: Recipe, document: Document) -> list[Finding]:
-    known = {plugin_switch(feature) for feature in PLUGIN_FEATURES | recipe.image.plugin.keys()}
+    switches = {plugin_switch(feature) for feature in PLUGIN_FEATURES | recipe.image.plugin.keys()}
+    known = switches | PLUGIN_KNOBS
     result = []
     for name in recipe.serve.env:
         if name.startswith("SPARKSTACK_") and name not in known:

@@ -115,6 +115,7 @@ def of_native(recipe: Recipe, document: Document) -> Launch:
         "runtime": document.where(("serve", "engine")),
         "changes": document.where(("image", "upstream_changes")),
         "transforms": document.where(("checkpoint", "transforms")),
+        "plugin": document.where(("image", "plugin")),
         "accept": document.where(("accept",)),
         "expect": document.where(("expect",)),
     }
@@ -122,6 +123,7 @@ def of_native(recipe: Recipe, document: Document) -> Launch:
         lines[f"transforms.{step.name}"] = document.where(("checkpoint", "transforms", at, step.name))
     lines |= {f"changes.{pr}": document.where(("image", "upstream_changes", at))
               for at, pr in enumerate(recipe.image.upstream_changes)}  # fmt: skip
+    lines |= {f"plugin.{name}": document.where(("image", "plugin", name)) for name in recipe.image.plugin}
     lines |= {f"accept.{rule}": document.where(("accept", rule)) for rule in recipe.accept}
     return Launch(
         format="3",
@@ -140,7 +142,7 @@ def of_native(recipe: Recipe, document: Document) -> Launch:
         metadata=dict(recipe.metadata),
         transforms=tuple(step.name for step in recipe.checkpoint.transforms),
         plugin=dict(recipe.image.plugin),
-        changes=tuple(recipe.image.upstream_changes),
+        changes=tuple(recipe.image.changes_of_base),
         version=tuple(int(part) for part in (recipe.image.version or "").split(".") if part),
         accept=dict(recipe.accept),
         lines=lines,

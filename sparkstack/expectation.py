@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -185,7 +186,8 @@ def _count(key: Any) -> Any:
 class Benchmark(Strict):
     """How the recipe wants to be measured, where it differs from the profile (`smoke`): how many streams at
     once, tokens of an answer, rounds before that do not count, repeats of a point, requests of a stream in
-    each, and above which spread ((max − min) ÷ median of the repeats) figures are noise."""
+    each, above which spread ((max − min) ÷ median of the repeats) figures are noise, and which tests of
+    quality are made (none where the list is empty)."""
 
     streams: list[int] = Field(default=[1], min_length=1)
     max_tokens: int = Field(default=64, ge=2)
@@ -193,6 +195,17 @@ class Benchmark(Strict):
     repeats: int = Field(default=3, ge=1)
     requests: int | None = Field(default=None, ge=1)
     spread_limit: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    quality: list[str] | None = None
+
+    @field_validator("quality")
+    @classmethod
+    def _known(cls, names: list[str] | None) -> list[str] | None:
+        for name in names or []:
+            if name not in QUALITY:
+                near = get_close_matches(name, QUALITY, 1)
+                remedy = f"did you mean {near[0]!r}?" if near else ""
+                raise refusal(f"names of tests: {', '.join(QUALITY)}", remedy)
+        return names
 
     @model_validator(mode="after")
     def _streams_count(self) -> Benchmark:

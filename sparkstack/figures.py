@@ -41,7 +41,7 @@ class Figures:
             with_unit(self.ttft_s, "s"),
             with_unit(self.decode_tok_s, "tok/s"),
             with_unit(self.total_tok_s, "tok/s"),
-            "" if self.acceptance is None else f"{self.acceptance * 100:.3g} %",
+            "" if self.acceptance is None else percent(self.acceptance),
             f"{self.requests}{failed}",
         )
 
@@ -56,6 +56,12 @@ class Figures:
 
 def with_unit(value: float | None, unit: str) -> str:
     return "not measured" if value is None else f"{value:.3g} {unit}"
+
+
+def percent(share: float) -> str:
+    """0.031 as 3.1 %, 20.0 as 2000 %."""
+    value = share * 100
+    return f"{value:.0f} %" if value >= 1000 else f"{value:.3g} %"
 
 
 def points_of(measurement: Mapping[str, Any] | None) -> list[Figures]:

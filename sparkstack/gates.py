@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.expectation import RISING, Bound, Expect, Score
+from sparkstack.figures import percent
 
 ALWAYS = ("decode_tok_s", "ttft_s", "total_tok_s")
 """Figures of which every point has a line; the others have one where they are expected, or (acceptance and
@@ -133,14 +134,10 @@ def _doubt(measurement: Mapping[str, Any]) -> _Doubt:
         repeated = int(noise.get("repeated") or 0)
         again = f" after {repeated} more tries" if repeated > 1 else " after one more try" if repeated else ""
         spread = noise.get("spread")
-        what = "not known" if spread is None else _share(float(spread))
-        noisy = f"the machine is noisy: spread {what} over {_share(limit)}{again}"
+        what = "not known" if spread is None else percent(float(spread))
+        noisy = f"the machine is noisy: spread {what} over {percent(limit)}{again}"
     cut = "" if measurement.get("complete", True) else "the measurement was stopped before its end"
     return _Doubt(noisy, cut, limit)
-
-
-def _share(value: float) -> str:
-    return f"{value * 100:.3g} %"
 
 
 def _name(figure: str, category: str, streams: int) -> str:
@@ -197,7 +194,7 @@ def _figure(
         )
         return line if hopeless else _unsure(line, doubt.noisy)
     if figure in TIMED and spread > doubt.spread_limit and (inside := _inside(limits, point.get(figure))):
-        why = f"{inside}, and the spread is {_share(spread)}, over {_share(doubt.spread_limit)}"
+        why = f"{inside}, and the spread is {percent(spread)}, over {percent(doubt.spread_limit)}"
         return _unsure(line, why)
     return _cut(line, doubt)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparkstack.errors import Problem, SparkstackError
+from sparkstack.image_source import ENCODER_BACKEND
 from sparkstack.recipe import Recipe
 from sparkstack.recipe_fields import DERIVED_OPTIONS, argument_name
 
@@ -80,6 +81,8 @@ def serve_argv(
         derived |= {"host": bind, "port": port}
         if options.get("shutdown_timeout") is None:
             derived["shutdown_timeout"] = DRAIN_SECONDS
+    if recipe.image.build == "source" and accelerator == "gpu":
+        derived["mm_encoder_attn_backend"] = ENCODER_BACKEND  # an option of the recipe wins
     if options.get("tensor_parallel_size") is None:
         derived |= _parallel(recipe, rank.world, problems)
     elif accelerator == "gpu":

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from sparkstack import engine_command
 from sparkstack.errors import Problem
 from sparkstack.expectation import Benchmark, Expect
+from sparkstack.image_source import Build, SourceBuild
 from sparkstack.recipe_fields import (
     ENGINE_DERIVED,
     UNVERIFIED,
@@ -31,8 +32,16 @@ from sparkstack.schema import Strict, refusal
 from sparkstack.transforms import Transform
 from sparkstack.yamlfile import Document
 
-PLUGIN_FEATURES = frozenset({"int8_lm_head", "hybrid"})
+PLUGIN_FEATURES = frozenset({"int8_lm_head", "hybrid", "draft_head", "ngram_table", "fp8_dense_at_load"})
 """Features of files/patches/ that there are; a test compares."""
+PLUGIN_KNOBS = frozenset(
+    {
+        "SPARKSTACK_NGRAM_TABLE_IO",
+        "SPARKSTACK_NGRAM_TABLE_THREADS",
+        "SPARKSTACK_FP8_DENSE_AT_LOAD_LAYERS",
+    }
+)
+"""What else the plugin reads of the environment."""
 
 
 class Source(Strict):
@@ -63,17 +72,36 @@ class Checkpoint(Strict):
 
 
 class Image(Strict):
-    """What our image is built on, and the build's arguments.
+    """What our image is built on, and how (see sparkstack.image_source); the build's arguments.
 
-    `version` is the engine's in the base, and `upstream_changes` are pull requests of vLLM that the base must
-    hold: both only inform `check`. `plugin` switches features of our vLLM plugin on or off.
+    `version` is the engine's in the image, and `upstream_changes` are pull requests of vLLM that the base
+    must hold: both only inform `check`, but that a build from source is marked with `version`. `source` is
+    what is built, with `build: source` alone. `plugin` switches features of our vLLM plugin on or off.
     """
 
     base: str = Field(min_length=1)
+    build: Build = "layer"
+    source: SourceBuild | None = None
     version: Version | None = None
     upstream_changes: list[int] = Field(default_factory=list)
     plugin: dict[OptionName, bool] = Field(default_factory=dict)
     build_args: dict[EnvName, PlainText] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Image:
+        if (self.build == "source") != (self.source is not None):
+            raise refusal("`build: source` and `source` together, or neither")
+        if self.build == "source" and self.version is None:
+            raise refusal("`version` beside `build: source`, which the wheel is marked with")
+        if self.build == "pull" and self.build_args:
+            raise refusal("no build_args with `build: pull`, which builds nothing")
+        return self
+
+    @property
+    def changes_of_base(self) -> list[int]:
+        """Pull requests of vLLM that the base must hold: those that its build does not bring."""
+        built = {change.pull for change in self.source.changes} if self.source else set()
+        return [pull for pull in self.upstream_changes if pull not in built]
 
 
 def _command(value: Any) -> Any:
@@ -289,6 +317,10 @@ def contradictions(recipe: Recipe, document: Document) -> list[Problem]:
             found = f"expect.{'.'.join(keys)} for {streams} streams"
             wanted = f"one of benchmark.streams {recipe.benchmark.streams}"
             result.append(Problem(where, found, wanted, f"add {streams} to benchmark.streams"))
+    if recipe.image.build == "source" and recipe.serve.engine != "vllm":
+        where = document.where(("image", "build"))
+        found = f"image.build: source with engine {recipe.serve.engine}"
+        result.append(Problem(where, found, "engine vllm, which is what is built", "correct one of the two"))
     for feature, on in recipe.image.plugin.items():
         name = plugin_switch(feature)
         if recipe.serve.engine != "vllm":

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from sparkstack import plots
-from sparkstack.figures import interval, middle, notes_of, point_of, points_of, with_unit
+from sparkstack.figures import interval, middle, notes_of, percent, point_of, points_of, with_unit
 from sparkstack.history import Entry, measured
 from sparkstack.report import RunReport, changes, curl, link_lines, seconds_of
 from sparkstack.report_text import measured_text
@@ -144,7 +144,7 @@ def _about(found: Mapping[str, Any]) -> str:
         parts.append(f"server version {server['version']}")
     spread, limit = middle(noise.get("spread")), middle(noise.get("limit"))
     if spread is not None and limit is not None:
-        parts.append(f"spread of the repeats {spread * 100:.3g} %, noise from {limit * 100:.3g} % on")
+        parts.append(f"spread of the repeats {percent(spread)}, noise from {percent(limit)} on")
     return ", ".join(parts)
 
 

@@ -93,6 +93,8 @@ def _lines(report: RunReport, figures: bool) -> Iterator[str]:
         serves = f"serves {report.model} (release {report.serving or report.release or 'not known'})"
         yield f"endpoint: {report.endpoint} {serves}"
         yield f"  {curl(report.endpoint, report.model or '', report.head, report.api_key)}"
+        if not report.measurement and report.serving is None:
+            yield "  not measured"
     if report.serving is not None and report.measurement:
         yield f"release {report.release} of this run, which does not serve:"
     yield from _figures(report.measurement, report.verdict, figures)

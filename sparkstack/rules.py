@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sparkstack import plugin_rules
 from sparkstack.description import Launch
 from sparkstack.errors import Problem
 from sparkstack.findings import Finding, Severity
@@ -175,6 +176,42 @@ RULES: tuple[Rule, ...] = (
         "switch it on in image.plugin",
         "no vLLM up to 0.33 reads the FP8 scales of such a checkpoint: it answers garbage, without an error",
         "vllm#46311 (open)",
+    ),
+    Rule(
+        "plugin-transform",
+        "error",
+        plugin_rules.without_its_transform,
+        "both",
+        "add the transform to checkpoint.transforms, or switch the feature off",
+        "the feature reads what the transform writes, and stops the server where it is not there",
+        "docs/image.md",
+    ),
+    Rule(
+        "plugin-version",
+        "error",
+        plugin_rules.with_another_version,
+        "a version that the feature is for",
+        "switch it off, or take another base",
+        "the plugin stops the server",
+        "docs/image.md",
+    ),
+    Rule(
+        "draft-head-alone",
+        "error",
+        plugin_rules.draft_head_without_drafting,
+        "speculative_config with method mtp or eagle",
+        "add it to serve.options, or switch the feature off",
+        "without a drafter nothing reads the draft head",
+        "docs/image.md",
+    ),
+    Rule(
+        "drafting-options",
+        "error",
+        plugin_rules.drafting_option,
+        "a vLLM that has it",
+        "remove it, or take a newer base",
+        "vLLM refuses to start",
+        "vllm/config/speculative.py of the published wheels",
     ),
     Rule(
         "ple-cpu-offload",

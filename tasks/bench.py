@@ -176,7 +176,7 @@ def _there(plan: dict[str, Any], asked: Wish) -> Commands:
 
     def failed(host: Any) -> None:
         _drop(host, key)
-        if (part := live.partial(host, result, f"{jobs}/{plan['job']}")) is not None:
+        if (part := live.partial(host, f"{jobs}/{plan['job']}")) is not None:
             _note(host, asked, plan, part)
         if watch.interrupted:
             report_failure(host, f"{host.name}: bench: {live.INTERRUPTED}")

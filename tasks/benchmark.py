@@ -94,7 +94,7 @@ def _serves(state: Any, host: Any, site: Site) -> bool:
 def _not_measured(host: Any, site: Site, watch: Watch) -> None:
     """The job has failed and said why, or Ctrl-C ended it. What it had measured goes into the report. A
     failure may be anybody's fault; a head that answers no more is its release's."""
-    partial = live.partial(host, site.measurement_path, f"{site.jobs_dir}/sparkstack-bench-{site.release_id}")
+    partial = live.partial(host, f"{site.jobs_dir}/sparkstack-bench-{site.release_id}")
     if partial is not None and partial.get("release") == site.release_id:
         with suppress(SparkstackError):
             report.note_benchmark(site, partial, gates.judge(partial, site.recipe.expect).as_dict())

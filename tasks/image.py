@@ -40,12 +40,15 @@ def built(site: Site) -> Commands:
     drift.differs(f"image {site.image_tag}", "not proved" if found else "absent", wanted)
     if host.get_fact(ImageId, tag=site.image_base) is None:
         yield StringCommand(undo.did("image", site.image_base))
-    context = f"{site.data.state_dir}/build/{site.image_id}"
     check = {"profile": site.data.accelerator, "vllm": _version(site)}
-    yield ManagedFile.text(f"{context}/Dockerfile", site.dockerfile).write()
-    if site.has_plugin:
-        wheel, _ = site.plugin_wheel
-        yield ManagedFile.local(f"{context}/{wheel.name}", wheel).write()
+    context: str | None = None
+    if site.dockerfiles:
+        context = f"{site.data.state_dir}/build/{site.image_id}"
+        for name, text in site.dockerfiles.items():
+            yield ManagedFile.text(f"{context}/{name}", text).write()
+        if site.has_plugin:
+            wheel, _ = site.plugin_wheel
+            yield ManagedFile.local(f"{context}/{wheel.name}", wheel).write()
     yield from job(
         {
             "job": f"sparkstack-image-{site.image_id}",

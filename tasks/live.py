@@ -33,10 +33,8 @@ def table(host: Any, folder: str) -> None:
         progress.show(host.name, table_of(found))
 
 
-def partial(host: Any, path: str, folder: str) -> dict[str, Any] | None:
-    """What a job that did not come to its end has measured; marked as such, whatever it says of itself."""
-    for place in (path, f"{folder}/measurement.json"):
-        found = read(host, place)
-        if found is not None and found.get("complete") is False:
-            return found
-    return None
+def partial(host: Any, folder: str) -> dict[str, Any] | None:
+    """What the job in `folder`, which did not come to its end, has measured. It keeps every point there as
+    not complete, and what an earlier run left there was removed when it began."""
+    found = read(host, f"{folder}/measurement.json")
+    return found if found is not None and found.get("complete") is False else None

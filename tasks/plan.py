@@ -142,7 +142,8 @@ def _image(site: Site, lines: list[Line]) -> Step:
         return Step(
             "image", "new", f"{site.image_tag} to {', '.join(others)} over the fabric" if others else ""
         )
-    text = f"{site.image_tag}, built on {site.image_base}"
+    how = {"layer": "built on", "source": "vLLM built from source on", "pull": "pulled as"}
+    text = f"{site.image_tag}, {how[site.recipe.image.build]} {site.image_base}"
     if site.head.get_fact(ImageId, tag=site.image_base):
         return Step("image", "new", text + ", which is there")
     return Step("image", "new", text, _need(site).image)

@@ -130,9 +130,11 @@ def _start_and_follow(
     name = plan["job"]
     folder = f"{plan['jobs_dir']}/{name}"
     python = f"{host.data.install_dir}/env/bin/python"
+    # A part that another run of the job left is nothing of this one's.
+    old = f"{folder}/result.json" + (f" {folder}/measurement.json" if watch is not None else "")
     ok, said = shell(
         host,
-        f"{_unless_active(name)} {{ rm -f {folder}/result.json;"
+        f"{_unless_active(name)} {{ rm -f {old};"
         f" systemd-run --quiet --collect --unit={name} --property=OOMPolicy=continue {ONE_HEAP}"
         f" {python} -m onhost job {shlex.quote(path)}; }}",
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyinfra.api.exceptions import PyinfraError
 
-from sparkstack import api_key, engines, launch, nccl, recipe, release, releases
+from sparkstack import api_key, engines, image_source, launch, nccl, recipe, release, releases
 from sparkstack.distribution import Distribution
 from sparkstack.expectation import profile_of
 from sparkstack.fabric import FabricPlan, Interface
@@ -113,23 +113,35 @@ class Site:
         """Does this engine's image get our vLLM plugin?"""
         return engines.has_plugin(self.recipe.serve.engine)
 
-    def _dockerfile(self, image_id: str) -> str:
+    def _dockerfile(self, image_id: str, *, buildkit: bool = False) -> str:
         if not self.has_plugin:
             return render("Dockerfile.plain.j2", image_id=image_id)
-        wheel = self.plugin_wheel[0].name
-        return render("Dockerfile.j2", wheel=wheel, plugin_version=wheel.split("-")[1], image_id=image_id)
+        image, wheel = self.recipe.image, self.plugin_wheel[0].name
+        values = image_source.dockerfile_values(image.source, image.version)
+        plugin = {"wheel": wheel, "plugin_version": wheel.split("-")[1], "image_id": image_id}
+        template = "Dockerfile.source.j2" if image.build == "source" else "Dockerfile.j2"
+        return render(template, **values, **plugin, buildkit=buildkit)
 
     @functools.cached_property
     def image_id(self) -> str:
         # The Dockerfile labels the image with its id, so it is hashed with that place empty.
+        image = self.recipe.image
         plugin = self.plugin_wheel[1] if self.has_plugin else ""
-        return release.image_id(
-            self.image_base, plugin, self._dockerfile(""), self.recipe.image.build_args
+        return image_source.id_of(
+            image.build, self.image_base, plugin, self._dockerfile(""), image.build_args
         )
 
     @property
-    def dockerfile(self) -> str:
-        return self._dockerfile(self.image_id)
+    def dockerfiles(self) -> dict[str, str]:
+        """By name, as the job looks for them: the one that every builder reads and, where cache mounts gain
+        something, the same for BuildKit. None where nothing is built."""
+        build = self.recipe.image.build
+        if build == "pull":
+            return {}
+        made = {"Dockerfile": self._dockerfile(self.image_id)}
+        if build == "source":
+            made["Dockerfile.buildkit"] = self._dockerfile(self.image_id, buildkit=True)
+        return made
 
     @property
     def image_tag(self) -> str:

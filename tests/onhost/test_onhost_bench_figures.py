@@ -210,6 +210,12 @@ def test_noise_is_measured_again_and_then_told(tmp_path: Path) -> None:
     found = measured(tmp_path, noisy, {**QUICK, "repeats": 2, "spread_limit": 0.2, "max_repeated": 2})
     assert found["noise"] == {"spread": near(0.6), "limit": 0.2, "repeated": 2, "verdict": "noisy"}
     assert len(noisy.asked) == 6
+    job, file = job_of(tmp_path, {**QUICK, "repeats": 2, "spread_limit": 0.2}), StringIO()
+    job.progress = Progress(file)
+    measure(job, noisy, Loop)
+    job.progress.close()
+    last = json.loads(file.getvalue().splitlines()[-1])
+    assert last["done"] == last["total"] == 2  # what is measured again is not done twice
     passing = Scripted(timing=lambda n, _body: Timing(0.5, 0.3 if n == 0 else 0.1))
     found = measured(tmp_path, passing, {**QUICK, "repeats": 2, "spread_limit": 0.2, "max_repeated": 2})
     assert found["noise"]["verdict"] == "quiet" and found["noise"]["repeated"] == 1

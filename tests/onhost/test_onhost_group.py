@@ -150,7 +150,10 @@ class Host:
     """What a start asks of this host."""
 
     def __init__(self) -> None:
-        self.docker = {"rm": [(True, "")], "image": [CompletedProcess([], 0, f"sha256:0 {RELEASE}\n", "")]}
+        self.docker = {
+            "rm": [(True, "")],
+            "image": [CompletedProcess([], 0, f'{{"sparkstack.image": "{RELEASE}"}}\n', "")],
+        }
         self.said: list[str] = []
         self.faults: list[Any] = []
 
@@ -226,6 +229,13 @@ def test_ranks_that_cannot_be_asked_are_said_not_to_be(host: Host) -> None:
     )
 
 
+@pytest.mark.parametrize("labels", ["null\n", "{}\n", '{"other": "x"}\n'])
+def test_an_image_of_others_has_no_label_of_ours(host: Host, labels: str) -> None:
+    host.docker["image"] = [CompletedProcess([], 0, labels, "")]
+    start(host, Peers(Path("/nowhere")), world=1).run()
+    assert group.read_line("group") != ""
+
+
 def test_docker_is_waited_for(host: Host) -> None:
     host.docker["rm"] = [(False, "Cannot connect to the Docker daemon")] * 3 + [
         (False, "Error: No such container: sparkstack-serve")
@@ -260,7 +270,7 @@ def test_what_ends_a_start(host: Host, fault: str, about: dict[str, Any], said: 
         elif fault == "image":
             host.docker["image"] = [CompletedProcess([], 1, "", "No such image")]
         elif fault == "label":
-            host.docker["image"] = [CompletedProcess([], 0, "sha256:0 77\n", "")]
+            host.docker["image"] = [CompletedProcess([], 0, '{"sparkstack.image": "77"}\n', "")]
         elif fault == "checkpoint":
             host.faults = [prestart.manifests.Fault("b", "extra", unlisted=True)]
             host.faults += [prestart.manifests.Fault("a", "missing")]

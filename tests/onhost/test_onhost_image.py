@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,6 +156,40 @@ def test_the_likely_cause_of_a_failed_build(line: str, cause: str | None) -> Non
 def test_plans_are_checked(host: Host, tag: str, context: Path, keys: dict[str, Any], found: str) -> None:
     plan = {"tag": tag, "base": BASE, "context": str(context), **keys}
     assert host.run(host.write_plan("image", **plan))["error"].startswith(found)
+
+
+@needs_docker
+def test_pull_only_takes_the_base_as_it_is(
+    host: Host, tag: str, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is built: the tag is the base's own id."""
+    made = tag.replace(":t", ":base")
+    assert docker("build", "-q", "-t", made, str(context))
+    base = inspect_image(made)
+    assert base is not None
+    monkeypatch.setattr(image, "pull", lambda job, base, mirrors: made)
+    result = host.run(host.write_plan("image", tag=tag, base=BASE, context=None))
+    assert result["value"]["image_id"] == base["Id"]
+
+
+def test_buildkit_gets_the_file_with_cache_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    (tmp_path / image.BUILDKIT).write_text("FROM scratch\n")
+    started: list[list[str]] = []
+    job: Any = SimpleNamespace(progress=SimpleNamespace(stage=lambda *_: None))
+
+    class Ended:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            started.append(command)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(image.subprocess, "Popen", Ended)
+    for there in (False, True):
+        monkeypatch.setattr(image, "has_buildkit", lambda there=there: there)
+        with pytest.raises(KeyboardInterrupt):
+            image._build(job, tmp_path, {})
+    wanted = f"--file={tmp_path / image.BUILDKIT}"
+    assert [wanted in command for command in started] == [False, True]
 
 
 def test_tags() -> None:

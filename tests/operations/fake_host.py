@@ -55,7 +55,11 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         r" && mv -fT \S+ \S+; \} 2>&1 \) \|\| \{ rm -f .* exit 1; \}",
         "",
     ),
-    "begin job": (rf"{UNLESS_ACTIVE}\{{ rm -f \S+/\1/result\.json; {BEGIN}.* -m onhost job \S+; \}}", ""),
+    "begin job": (
+        rf"{UNLESS_ACTIVE}\{{ rm -f (\S+)/\1/result\.json( \2/\1/measurement\.json)?; "
+        rf"{BEGIN}.* -m onhost job \S+; \}}",
+        "",
+    ),
     "look at job": (rf"tail -n 1 (\S+)/progress\.jsonl .* --value {JOB}; cat \1/result\.json .*; true", None),
     "read measurement": (r"head -c \d+ \S+/measurement\.json 2>/dev/null \|\| true", ""),
     "has environment": (r"test -x \S+/env/bin/python", ""),

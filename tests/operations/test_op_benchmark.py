@@ -229,6 +229,10 @@ def test_ctrl_c_ends_the_job_and_keeps_what_there_is(
     assert not follow(commands, site.host)
     job = f"sparkstack-bench-{site.release_id}"
     assert site.host.heard.count(f"systemctl stop --no-block {job}") == 1
+    # What an earlier run of the job left is not this one's part.
+    begun = next(line for line in site.host.heard if "systemd-run" in line)
+    folder = f"/var/lib/sparkstack/jobs/{job}"
+    assert f"rm -f {folder}/result.json {folder}/measurement.json;" in begun
     assert site.host.shown == [
         "spark-1: benchmark: found Ctrl-C; wanted the whole measurement; the report has what was measured "
         "until then; run again"

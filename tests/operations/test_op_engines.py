@@ -40,7 +40,8 @@ def test_an_image_without_our_plugin_is_built_and_not_proved(light: Site) -> Non
     lines = commands_of(image.built, light.host, light)
     writes = [line for line in shell_lines(lines) if ".whl" in line]
     assert writes == [] and light.image_tag == f"sparkstack/command:{light.image_id}"
-    assert "COPY" not in light.dockerfile and light.image_id in light.dockerfile
+    text = light.dockerfiles["Dockerfile"]
+    assert "COPY" not in text and light.image_id in text
     light.host.facts = {ImageId: "sha256:0a"}  # no label is asked for
     assert commands_of(image.built, light.host, light) == []
     assert light.host.noops == [f"{light.image_tag} is built"]

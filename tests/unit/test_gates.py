@@ -295,6 +295,7 @@ def test_a_profile_is_the_named_one_with_the_recipe_s_own() -> None:
     assert profile_of("smoke", wish) == {"name": "smoke", "streams": [1, 3], "max_tokens": 900, "spread_limit": 2.0}
     assert profile_of("full", wish) == {"name": "full", "streams": [1, 2, 3, 4, 6, 8], "spread_limit": 2.0}
     assert profile_of("standard", Benchmark(streams=[4])) == {"name": "standard"}
+    assert profile_of("smoke", Benchmark(quality=[])) == {"name": "smoke", "quality": []}
 
 
 @pytest.mark.parametrize(

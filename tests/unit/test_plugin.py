@@ -223,3 +223,32 @@ class TestCheckCommand:
         monkeypatch.setattr(sys.modules["sparkstack_vllm.thing"], "self_check", wrong)
         with pytest.raises(main.PluginError, match=r"self-check of thing failed: logits are off by 1\.0e-02"):
             main.check()
+
+
+def test_a_feature_that_vllm_has_itself_says_so(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = vllm("0.30.0")
+    from sparkstack_vllm.features import Range
+
+    feature(plugin, monkeypatch, supported=Range((0, 20), (0, 30)), instead="the option x does it there")
+    monkeypatch.setenv("SPARKSTACK_THING", "1")
+    with pytest.raises(plugin.PluginError) as caught:
+        plugin.register("0.1.0")
+    assert str(caught.value) == (
+        "sparkstack plugin: found vLLM 0.30.0; thing wants >=0.20,<0.30; set SPARKSTACK_THING=0; "
+        "the option x does it there"
+    )
+    older = vllm("0.19.1")
+    with pytest.raises(older.PluginError, match=r"thing wants >=0\.20,<0\.30; set SPARKSTACK_THING=0$"):
+        older.register("0.1.0")
+
+
+def test_a_features_knobs_are_known(
+    vllm: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = vllm("0.32.0")
+    feature(plugin, monkeypatch, knobs=("SPARKSTACK_THING_SIZE",))
+    monkeypatch.setenv("SPARKSTACK_THING_SIZE", "3")
+    monkeypatch.setenv("SPARKSTACK_THING_SIZES", "3")
+    plugin.register("0.1.0")
+    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warned) == 1 and "SPARKSTACK_THING_SIZES names no feature" in warned[0]

@@ -81,7 +81,7 @@ def test_every_problem_is_listed_with_its_line_in_order(tmp_path: Path) -> None:
     assert first.endswith("did you mean 'name'?")
     assert (
         second
-        == "r.yaml:11: found unknown key 'image.bsae'; wanted one of: base, version, upstream_changes, plugin, build_args; did you mean 'base'?"
+        == "r.yaml:11: found unknown key 'image.bsae'; wanted one of: base, build, source, version, upstream_changes, plugin, build_args; did you mean 'base'?"
     )
     assert third == "r.yaml:16: found budget.memory_gib = '3'; wanted a valid number; write it without quotes"
 

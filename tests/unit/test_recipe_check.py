@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from click.testing import CliRunner, Result
 from sparkstack import hosts, rules
 from sparkstack.check import check, refusals
 from sparkstack.cli import main
-from sparkstack.native import PLUGIN_FEATURES, Recipe, missing_pins, pins_missing, unsupported
+from sparkstack.native import PLUGIN_FEATURES, PLUGIN_KNOBS, Recipe, missing_pins, pins_missing, unsupported
 from sparkstack.recipe import load_recipe
 from sparkstack.recipe_schema import FILES, schema
 from sparkstack.render import STOP_SECONDS
@@ -388,7 +389,7 @@ BROKEN: list[tuple[str, str, list[str]]] = [
         "native env",
         NATIVE + "serve:\n  env: {SPARKSTACK_INT8_LMHEAD: '1'}\n",
         [
-            "r.yaml:8: error: found serve.env.SPARKSTACK_INT8_LMHEAD, which our plugin does not read; wanted one of: SPARKSTACK_HYBRID, SPARKSTACK_INT8_LM_HEAD; did you mean 'SPARKSTACK_INT8_LM_HEAD'?",
+            "r.yaml:8: error: found serve.env.SPARKSTACK_INT8_LMHEAD, which our plugin does not read; wanted one of: SPARKSTACK_DRAFT_HEAD, SPARKSTACK_FP8_DENSE_AT_LOAD, SPARKSTACK_FP8_DENSE_AT_LOAD_LAYERS, SPARKSTACK_HYBRID, SPARKSTACK_INT8_LM_HEAD, SPARKSTACK_NGRAM_TABLE, SPARKSTACK_NGRAM_TABLE_IO, SPARKSTACK_NGRAM_TABLE_THREADS; did you mean 'SPARKSTACK_INT8_LM_HEAD'?",
         ],
     ),
     (
@@ -403,7 +404,7 @@ BROKEN: list[tuple[str, str, list[str]]] = [
         "native accept",
         NATIVE + "serve: {}\naccept: {no-such: x}\n",
         [
-            "r.yaml:8: error: found accept.no-such; wanted one of: mtp-nvfp4, prefix-caching-gdn, turboquant-mtp, turboquant-hybrid-version, turboquant-reference, pr-44700, pr-38325, hybrid-checkpoint, ple-cpu-offload; remove it",
+            "r.yaml:8: error: found accept.no-such; wanted one of: mtp-nvfp4, prefix-caching-gdn, turboquant-mtp, turboquant-hybrid-version, turboquant-reference, pr-44700, pr-38325, hybrid-checkpoint, plugin-transform, plugin-version, draft-head-alone, drafting-options, ple-cpu-offload; remove it",
         ],
     ),
     (
@@ -654,6 +655,64 @@ def test_a_hybrid_checkpoint_needs_the_plugin(tmp_path: Path) -> None:
     assert check(path).errors == 0
 
 
+DRAFTING = """\
+  options:
+    speculative_config: {method: mtp, num_speculative_tokens: 4}
+"""
+
+
+@pytest.mark.parametrize(
+    ("image", "transforms", "serve", "found"),
+    [
+        ("plugin: {draft_head: true}", "", DRAFTING, "the plugin's draft_head without the transform draft_vocab"),
+        ("plugin: {draft_head: true}", "draft_vocab: {output: nvfp4}", "  {}\n", "draft_head without speculative_config"),
+        ("plugin: {draft_head: true}", "draft_vocab: {output: nvfp4}", DRAFTING, None),
+        ("plugin: {ngram_table: true}", "", "  {}\n", "ngram_table without the transform ngram_table"),
+        (
+            "version: '0.29.0', plugin: {ngram_table: true}",
+            "ngram_table: {expect_rows: 3}",
+            "  {}\n",
+            "ngram_table with vLLM 0.29.0, which it is not made for (from 0.30 on)",
+        ),
+        ("version: '0.30.0', plugin: {ngram_table: true}", "ngram_table: {expect_rows: 3}", "  {}\n", None),
+        ("version: '0.29.1', plugin: {fp8_dense_at_load: true}", "", "  {}\n", None),
+        (
+            "version: '0.30.0', plugin: {fp8_dense_at_load: true}",
+            "",
+            "  {}\n",
+            "vLLM 0.30.0, which does that by its own option quantization_config",
+        ),
+        (
+            "version: '0.25.0'",
+            "",
+            DRAFTING.replace("4}", "4, kv_cache_dtype: bfloat16}"),
+            "speculative_config.kv_cache_dtype with vLLM 0.25.0, which does not know it (it is there from 0.26 on)",
+        ),
+        (
+            "version: '0.23.0'",
+            "",
+            DRAFTING.replace("4}", "4, num_speculative_tokens_per_batch_size: [[1, 1, 4]]}"),
+            "num_speculative_tokens_per_batch_size with vLLM 0.23.0, which does not know it",
+        ),
+        (
+            "version: '0.26.0'",
+            "",
+            DRAFTING.replace("4}", "4, kv_cache_dtype: bfloat16, num_speculative_tokens_per_batch_size: [[1, 1, 4]]}"),
+            None,
+        ),
+    ],
+)
+def test_what_the_plugins_features_go_with(
+    tmp_path: Path, image: str, transforms: str, serve: str, found: str | None
+) -> None:
+    text = NATIVE.replace("image: {", f"image: {{{image}, ")
+    if transforms:
+        text = text.replace("image:", f"  transforms: [{transforms}]\nimage:")
+    errors = [line for line in said(tmp_path, f"{text}serve:\n{serve}") if ": error: " in line]
+    assert len(errors) == (found is not None), errors
+    assert found is None or found in errors[0]
+
+
 # Pins, and what is not made.
 
 
@@ -702,6 +761,8 @@ def test_the_plugin_s_features_become_variables() -> None:
 def test_the_plugin_has_the_features_that_we_say() -> None:
     text = (ROOT / "files/patches/sparkstack_vllm/features.py").read_text()
     assert all(f'"{feature}"' in text for feature in PLUGIN_FEATURES)
+    assert set(re.findall(r'^\s+(?:Feature\()?"([a-z0-9_]+)",', text, re.MULTILINE)) == PLUGIN_FEATURES
+    assert set(re.findall(r'"(SPARKSTACK_\w+)"', text)) == PLUGIN_KNOBS
 
 
 # The seed recipes.

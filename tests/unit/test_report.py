@@ -77,6 +77,11 @@ def test_failures_are_shown_and_count() -> None:
     assert "failed: spark-1: serve: found [bold]x[/bold]; wanted y\n" in text
 
 
+def test_what_was_not_measured_is_told() -> None:
+    report = RunReport(when="x", recipe="r", release="i", endpoint="http://h:1", model="m")
+    assert shown(report).endswith("  not measured\n")
+
+
 def test_a_missed_gate_is_no_success() -> None:
     report = filled()
     assert report.ok

@@ -116,7 +116,8 @@ def main() -> None:
     pytest = [python, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", "-W", "ignore"]
     environ = {**os.environ, "TRITON_INTERPRET": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     kernels = [
-        str(ROOT / "tests" / "unit" / f"test_plugin_{name}.py") for name in ("kernels", "int8_lm_head")
+        str(ROOT / "tests" / "unit" / f"test_plugin_{name}.py")
+        for name in ("kernels", "int8_lm_head", "draft_head", "loading")
     ]
     failed = subprocess.run([*pytest, "--noconftest", *kernels], cwd=ROOT, env=environ).returncode
     # The dispatch tests import Triton as vLLM does, and vLLM has no use for an interpreter.

@@ -32,6 +32,8 @@ class Feature(NamedTuple):
     does: str
     supported: Range
     default: bool = False
+    knobs: tuple[str, ...] = ()  # what else of the environment it reads
+    instead: str = ""  # what vLLM versions after `supported` do themselves
 
     @property
     def switch(self) -> str:
@@ -45,4 +47,18 @@ SUPPORTED = Range((0, 19), (0, 34))
 FEATURES: tuple[Feature, ...] = (
     Feature("int8_lm_head", "hold the LM head in INT8, one scale a row", supported=SUPPORTED),
     Feature("hybrid", "AutoRound checkpoints in which some layers are FP8", supported=SUPPORTED),
+    Feature("draft_head", "draft with the checkpoint's pruned head", supported=SUPPORTED),
+    Feature(
+        "ngram_table",
+        "read rows of Qwen3.8-Flash-Next's n-gram table from disk",
+        supported=Range((0, 30), (0, 34)),
+        knobs=("SPARKSTACK_NGRAM_TABLE_IO", "SPARKSTACK_NGRAM_TABLE_THREADS"),
+    ),
+    Feature(
+        "fp8_dense_at_load",
+        "turn BF16 linears of a quantised checkpoint into FP8",
+        supported=Range((0, 19), (0, 30)),
+        knobs=("SPARKSTACK_FP8_DENSE_AT_LOAD_LAYERS",),
+        instead='the option quantization_config: {targets: {"re:PATTERN": fp8_per_block}} does it there',
+    ),
 )

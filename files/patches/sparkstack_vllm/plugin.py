@@ -53,9 +53,10 @@ def check_versions(vllm: str, features: Sequence[Feature]) -> None:
         )
     for feature in features:
         if version not in feature.supported:
+            instead = feature.instead if version[:2] >= feature.supported.end else ""
             raise PluginError(
                 f"sparkstack plugin: found vLLM {vllm}; {feature.name} wants {feature.supported}; "
-                f"set {feature.switch}=0"
+                f"set {feature.switch}=0" + (f"; {instead}" if instead else "")
             )
 
 
@@ -81,7 +82,7 @@ def register(plugin_version: str) -> None:
         vllm.__version__,
         ", ".join(feature.name for feature in on) or "none",
     )
-    known = {feature.switch for feature in FEATURES}
+    known = {name for feature in FEATURES for name in (feature.switch, *feature.knobs)}
     for name in sorted(os.environ):
         if name.startswith(PREFIX) and name not in known:
             log.warning("sparkstack plugin: %s names no feature; known: %s", name, ", ".join(sorted(known)))

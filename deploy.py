@@ -10,6 +10,7 @@ from pyinfra import host
 from tasks import (
     access,
     ahead,
+    alone,
     benchmark,
     checkpoint,
     conda,
@@ -29,12 +30,14 @@ from tasks import host as host_task
 
 if rollback.asked(host):
     access.ensure(host)
+    alone.ensure(host)
     report.begin(release="", recipe="none (rollback)", kind="rollback")
     rollback.deploy_rollback()
 else:
     stages = declaration.stages(host.data.get("only"))
     here = declaration.load()
     access.ensure(host)
+    alone.ensure(host)
     ahead.plan(here, stages)
     report.begin(release=here.release_id, recipe=here.recipe.name, deployed=report.made_of(here.about))
 

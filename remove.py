@@ -7,9 +7,10 @@ Downloads and checkpoints stay unless the last words ask for them too: they are 
 
 from pyinfra import host
 
-from tasks import access, remove, report
+from tasks import access, alone, remove, report
 
 asked = remove.load()
 access.ensure(host)
+alone.ensure(host)
 report.begin(release="", recipe="none (remove)")
 remove.deploy_remove(asked)

@@ -217,6 +217,12 @@ management_interface = "enP7s7"
 # Where the endpoint listens on the head: an IP address, or "management" for the head's own.
 serve_bind = "127.0.0.1"
 
+# What watches that tokens come, on every host; docs/serving.md. enabled: False takes it away. interval_s:
+# between two looks. timeout_s: for one token. misses: so many without a token, while the engine's counters
+# stand still, and the group is started again. away_s: so long may a worker's head be gone before the worker
+# ends its engine and waits for a new group.
+watchdog: dict[str, object] = {"enabled": True, "interval_s": 15, "timeout_s": 30, "misses": 4, "away_s": 120}
+
 # The API key that the endpoint asks for: a file ON THE CONTROLLER with it, or the name of a variable of the
 # controller's environment. On the hosts it is in files that root alone reads. Both None: no key is asked for.
 api_key_file: str | None = None

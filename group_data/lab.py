@@ -20,3 +20,6 @@ link_wanted = {
     "seconds": 1,
     "port": 18515,
 }
+
+# vLLM on two shared cores takes its time for a token; a test waits for what the watchdog sees.
+watchdog = {"interval_s": 5, "timeout_s": 30, "misses": 3, "away_s": 60}

@@ -132,6 +132,15 @@ def restart(name: str, progress: Progress = quiet) -> None:
         progress("restart", 1, 1, f"{name} is back")
 
 
+def wait_booted(name: str) -> None:
+    """Waits until a node that was started by other means is up, with a Spark's names for its NICs."""
+    client = engine.connect()
+    container = nodes.find(client, name) if client else None
+    if container is None:
+        raise LabError(f"the lab has no node {name}; see: sparkstack lab status")
+    _booted(container)
+
+
 def read_state() -> dict[str, Any] | None:
     """The state file, or None where the lab is not up."""
     try:

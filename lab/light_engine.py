@@ -134,6 +134,7 @@ class Counters:
             0,
         )
         self.first: list[float] = []
+        self.used = 0  # requests that held cache at the last step
 
     def add(self, **amounts: int) -> None:
         with self.lock:
@@ -154,7 +155,7 @@ class Counters:
             lines += [f"# TYPE vllm:{plain} {kind}", f"vllm:{name}{{{labels}}} {float(value)}"]
         for name, level in (
             ("num_requests_waiting", float(max(running - slots, 0))),
-            ("kv_cache_usage_perc", min(running / slots, 1.0)),
+            ("kv_cache_usage_perc", min(self.used / slots, 1.0)),
         ):
             lines += [f"# TYPE vllm:{name} gauge", f"vllm:{name}{{{self.labels}}} {level}"]
         name = "vllm:time_to_first_token_seconds"
@@ -177,12 +178,14 @@ class Engine:
         self.open = 0
         self.idle = threading.Condition()
 
-    def tokens(self, count: int) -> Iterator[int]:
-        """The ids of `count` tokens, each after one step of the whole group."""
+    def tokens(self, count: int, prompt: int) -> Iterator[int]:
+        """The ids of `count` tokens, each after one step of the whole group; `prompt`: how long that is."""
         for at in range(count):
             time.sleep(self.options.token_ms / 1000)
             self.group.step()
-            self.counters.add(generation_tokens_total=1)
+            # As vLLM's counters: they say what the ranks have done, and stand still when those do.
+            self.counters.add(generation_tokens_total=1, prompt_tokens_total=0 if at else prompt)
+            self.counters.used = self.counters.values["num_requests_running"]
             if self.options.accept and at % 10 < self.options.accept * 10:
                 self.counters.add(spec_decode_num_accepted_tokens_total=1)
             if self.options.accept:
@@ -235,7 +238,7 @@ class Handler(BaseHTTPRequestHandler):
             return self._error(400, "max_tokens must be at least 1")
         with self.engine.idle:
             self.engine.open += 1
-        self.engine.counters.add(num_requests_running=1, prompt_tokens_total=len(prompt.split()))
+        self.engine.counters.add(num_requests_running=1)
         try:
             with self.engine.slots:
                 self._answer(body, chat, prompt, count)
@@ -259,7 +262,7 @@ class Handler(BaseHTTPRequestHandler):
         frame["created"] = int(time.time())
         if not body.get("stream"):
             ids: list[int] = []
-            for token in engine.tokens(count):
+            for token in engine.tokens(count, usage["prompt_tokens"]):
                 if not ids:
                     engine.counters.first.append(time.monotonic() - began)
                 ids.append(token)
@@ -270,7 +273,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for at, token in enumerate(engine.tokens(count), 1):
+        for at, token in enumerate(engine.tokens(count, usage["prompt_tokens"]), 1):
             if at == 1:
                 engine.counters.first.append(time.monotonic() - began)
             choice = self._choice(chat, "delta", [token], "length" if at == count else None)

@@ -31,6 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
     verify.add_argument("--hashes", action="store_true", help="read all contents, not only headers")
     repair = commands.add_parser("repair", help="verify all contents and mend what is damaged")
     repair.add_argument("plan", metavar="PLAN", help="plan of the job that made the checkpoint")
+    prestart = commands.add_parser("prestart", help="what must be so before a rank's engine starts")
+    prestart.add_argument("--config-dir", required=True, type=Path)
+    prestart.add_argument("--state-dir", required=True, type=Path)
+    prestart.add_argument("--drop-caches", action="store_true")
+    watchdog = commands.add_parser("watchdog", help="watch what serves; a broken group begins anew")
+    watchdog.add_argument("--config-dir", required=True, type=Path)
     given = parser.parse_args(arguments)
 
     # Imports wait until a command needs them: `ready` starts every few seconds and should not load a hub
@@ -47,6 +53,14 @@ def main(arguments: list[str] | None = None) -> int:
         from onhost import ready as waiting
 
         return waiting.main(given.url, given.model, given.api_key_file, given.container, given.timeout)
+    if given.command == "prestart":
+        from onhost import prestart as starting
+
+        return starting.main(given.config_dir, given.state_dir, given.drop_caches)
+    if given.command == "watchdog":
+        from onhost import watchdog as watching
+
+        return watching.main(given.config_dir)
     if given.command == "repair":
         from onhost import jobs
 

@@ -163,6 +163,19 @@ class Fabric(Strict):
     base: str | None = None
 
 
+Seconds = Annotated[float, Field(ge=1, le=86400)]
+
+
+class Watchdog(Strict):
+    """The limits of the watchdog (onhost/watchdog.py has the same names); each may be left out."""
+
+    enabled: bool = True
+    interval_s: Seconds = 15
+    timeout_s: Seconds = 30
+    misses: Annotated[int, Field(ge=1, le=1000)] = 4
+    away_s: Seconds = 120
+
+
 class Knobs(Strict):
     """Every knob; the names are those of `group_data/all.py`."""
 
@@ -217,6 +230,7 @@ class Knobs(Strict):
     link_wanted: LinkWanted
     management_interface: NetworkInterface
     serve_bind: Bind
+    watchdog: Watchdog
     api_key_file: str | None
     api_key_env: EnvName | None
     share_port: Annotated[int, Field(ge=1, le=65535)]
@@ -317,6 +331,7 @@ def _problem(detail: dict[str, Any], key: str, homes: Mapping[str, str]) -> Prob
             "fabric": Fabric,
             "source_build": SourceBuild,
             "link_wanted": LinkWanted,
+            "watchdog": Watchdog,
         }
         known = list(models.get(key, Installer).model_fields)
         near = next(iter(get_close_matches(inner[-1], known, 1)), None)

@@ -17,6 +17,9 @@ from sparkstack.recipe_fields import DERIVED_OPTIONS, argument_name
 Accelerator = Literal["gpu", "cpu"]
 
 CONTAINER = "sparkstack-serve"
+DRAIN_SECONDS = 25
+"""How long vLLM lets open requests end when it is stopped; less than the unit gives it. Without this word it
+cuts them off."""
 MASTER_PORT, MASTER_PORTS = 25000, 5000
 """Where the ranks meet on the head's address: one of so many ports from this one on (below those that the
 kernel gives away by itself)."""
@@ -76,6 +79,8 @@ def serve_argv(
     derived: dict[str, Any] = {"served_model_name": recipe.served_name}
     if rank.rank == 0:
         derived |= {"host": bind, "port": port}
+        if options.get("shutdown_timeout") is None:
+            derived["shutdown_timeout"] = DRAIN_SECONDS
     if recipe.image.build == "source" and accelerator == "gpu":
         derived["mm_encoder_attn_backend"] = ENCODER_BACKEND  # an option of the recipe wins
     if options.get("tensor_parallel_size") is None:
@@ -227,6 +232,11 @@ def docker_argv(
     if not entrypoint:
         return [*words, *extra, image, *serve]
     return [*words, "--entrypoint", serve[0], *extra, image, *serve[1:]]
+
+
+def journaled(rank: int, release: str, argv: Sequence[str]) -> list[str]:
+    """`argv` with its output in the journal under rank and release (`journalctl -t`)."""
+    return ["systemd-cat", f"--identifier=sparkstack-rank{rank}-{release}", *argv]
 
 
 def run_script(argv: Sequence[str]) -> str:

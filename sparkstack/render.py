@@ -22,6 +22,7 @@ TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 UNIT = "sparkstack-serve.service"
 CONFIG_DIR = "/etc/sparkstack"
 STATE_DIR = "/var/lib/sparkstack"
+PYTHON = "/opt/sparkstack/env/bin/python"
 STOP_SECONDS = 30
 """How long a server may take to end; `tasks.site` has the same figure, and a test compares."""
 EXPLAINED = {
@@ -31,6 +32,7 @@ EXPLAINED = {
     "<MASTER_PORT>": "worked out of the release's id: ranks of two releases never meet",
     "<FABRIC_INTERFACE>": "this host's first interface of the fabric",
     "<RDMA_DEVICES>": "this host's active RDMA devices, asked at deployment",
+    "<RELEASE_ID>": "hash over all that is deployed, when it is deployed",
     "<IMAGE_ID>": "hash over base image, plugin and Dockerfile, when the image is built",
     "<CHECKPOINT_ID>": "hash over revision and transforms, once all are pinned and made",
 }
@@ -99,7 +101,7 @@ def _rank(recipe: Recipe, rank: int, world: int) -> Rendered:
             f"/etc/systemd/system/{UNIT}": _unit(recipe),
             f"{CONFIG_DIR}/current/fabric.env": launch.env_file(_fabric_env(host, world)),
             f"{CONFIG_DIR}/current/serve.env": launch.env_file(engines.env(recipe, world)),
-            f"{CONFIG_DIR}/current/run": launch.run_script(argv),
+            f"{CONFIG_DIR}/current/run": launch.run_script(launch.journaled(rank, "<RELEASE_ID>", argv)),
         },
     )
 
@@ -138,6 +140,8 @@ def _unit(recipe: Recipe) -> str:
     )
     return environment.get_template(f"{UNIT}.j2").render(
         config_dir=CONFIG_DIR,
+        state_dir=STATE_DIR,
+        python=PYTHON,
         stop_seconds=STOP_SECONDS,
         drop_caches=True,
     )

@@ -384,8 +384,9 @@ def follow_start(ranks: list[Any], limit: int) -> bool:
 def _why_not(rank: Any, limit: int) -> str:
     _, journal = shell(
         rank,
-        f"journalctl -u {UNIT} -n 60 -o cat --no-pager | grep -iE "
-        "'error|exception' | grep -v 'No such container' | tail -n 2 | cut -c1-300; true",
+        f"journalctl -u {UNIT} -n 60 -o cat --no-pager | "
+        "grep -iE 'error|exception|; wanted |: waiting for ' | "
+        "grep -v 'No such container' | tail -n 2 | cut -c1-300; true",
     )
     found = " / ".join(journal.split("\n")) or "no error in its journal"
     return (

@@ -40,7 +40,7 @@ def files(site: Site, known: Mapping[str, peers.Peer]) -> list[ManagedFile]:
         (peers.known_hosts(fabric, me, known), "600"),
         (peers.config(fabric, me, known, keys), "600"),
         (render("peer-command.sh.j2", folder=mine), "755"),
-        (render("peer-serve.sh.j2", unit=UNIT), "755"),
+        (render("peer-serve.sh.j2", unit=UNIT, config_dir=site.data.config_dir), "755"),
         (render("peer-sudoers.j2", user=peers.USER, folder=mine), "440"),
         (peers.authorized_keys(fabric, me, known, f"{mine}/command"), "644"),
     ]

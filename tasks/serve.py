@@ -11,7 +11,7 @@ from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 from sparkstack import gates, knobs, machine, releases
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.releases import OnHost
-from tasks import activation, drift, image, report
+from tasks import activation, drift, image, report, watchdog
 from tasks.activation import CONTAINER, NotReady, Releases, Stuck, Target
 from tasks.facts import Completes, Json, ServeState
 from tasks.files import Commands
@@ -265,4 +265,6 @@ def deploy_serve(site: Site) -> None:
     image.recorded(name="image's check is in the release", site=site)
     managed_files(name="unit file", files=[site.unit_file])
     unit_known(name="systemd knows the unit")
+    managed_files(name="watchdog's files", files=watchdog.files(site))
+    watchdog.watched(name="watchdog watches", site=site)
     activated(name="release serves on all ranks", site=site)

@@ -26,6 +26,7 @@ from tasks.files import ManagedFile, render
 ROOT = Path(__file__).resolve().parent.parent
 PLUGIN = ROOT / "files" / "patches"
 UNIT = "sparkstack-serve.service"
+WATCHDOG = "sparkstack-watchdog.service"
 STOP_SECONDS = 30
 # What pyinfra calls the machine it runs on.
 LOCAL = "@local"
@@ -283,10 +284,23 @@ class Site:
         text = render(
             "sparkstack-serve.service.j2",
             config_dir=self.data.config_dir,
+            state_dir=self.data.state_dir,
+            python=self.python,
             stop_seconds=STOP_SECONDS,
             drop_caches=self.data.drop_caches,
         )
         return ManagedFile.text(f"/etc/systemd/system/{UNIT}", text)
+
+    @property
+    def watchdog_files(self) -> list[ManagedFile]:
+        """The watchdog's unit, which is the same in every release, and its limits, which are in none."""
+        limits = {name: value for name, value in dict(self.data.watchdog).items() if name != "enabled"}
+        config = self.data.config_dir
+        unit = render("sparkstack-watchdog.service.j2", python=self.python, config_dir=config)
+        return [
+            ManagedFile.text(f"{config}/watchdog.json", json.dumps(limits, sort_keys=True) + "\n"),
+            ManagedFile.text(f"/etc/systemd/system/{WATCHDOG}", unit),
+        ]
 
     def ready_script(self, rank: int) -> str:
         return render(
@@ -334,6 +348,10 @@ class Site:
             "donors": [step["donor"] for step in self.transforms if step.get("donor")],
             "transforms": [step["name"] for step in self.transforms],
             "endpoint": self.endpoint,
+            "bind": self.bind,
+            "port": self.recipe.serve.port,
+            "memory_gib": self.recipe.budget.memory_gib,
+            "api_key_file": self.api_key_path,
             "model": self.served_model,
             "ready_timeout_s": self.recipe.serve.ready_timeout_s,
             "argv": self.argv(self.rank),
@@ -344,10 +362,11 @@ class Site:
     def release_files(self) -> list[ManagedFile]:
         folder = f"{self.data.config_dir}/releases/{self.release_id}"
         about = json.dumps(self.about, indent=1, sort_keys=True)
+        run = launch.run_script(launch.journaled(self.rank, self.release_id, self.argv(self.rank)))
         return [
             ManagedFile.text(f"{folder}/release.json", about + "\n"),
             ManagedFile.text(f"{folder}/serve.env", launch.env_file(self.serve_env), "600"),
-            ManagedFile.text(f"{folder}/run", launch.run_script(self.argv(self.rank)), "755"),
+            ManagedFile.text(f"{folder}/run", run, "755"),
             ManagedFile.text(f"{folder}/ready", self.ready_script(self.rank), "755"),
         ]
 

@@ -32,6 +32,7 @@ ORDER = (
     "test_releases",
     "test_doctor",
     "test_host_faults",
+    "test_serving_faults",
     "test_more_hosts",
     "test_remove",
     "test_fabric",

@@ -187,6 +187,11 @@ def test_killed_and_taken_back(sparks: list[Spark], first: str) -> None:
     serves(sparks, old)
 
 
+def _said(answer: str) -> str:
+    """A 503 that names another release, or ""."""
+    return answer if answer.endswith(" 503") and "it has release" in answer else ""
+
+
 def test_ranks_of_two_releases_never_serve_together(sparks: list[Spark]) -> None:
     """As after a power loss between the renames: each starts what it has, and they wait for each other."""
     new, old = linked(sparks[0]), linked(sparks[0], "previous")
@@ -198,10 +203,13 @@ def test_ranks_of_two_releases_never_serve_together(sparks: list[Spark]) -> None
     sparks[1].run(f"ln -sfn {CONFIG}/releases/{old} {CONFIG}/current")
     for spark in reversed(sparks):
         spark.run(f"systemctl start --no-block {UNIT}")
-    wait_for("containers", 60, lambda: all(spark.run(f"docker ps -q -f name={UNIT}") for spark in sparks))
-    for _ in range(15):
-        assert sparks[0].run(f"systemctl is-active {UNIT}; true") != "active"
-        time.sleep(2)
+    # No engine starts; whoever asks the endpoint is told why.
+    endpoint = json.loads(texts[0])["endpoint"]
+    curl = f"curl -s -w ' %{{http_code}}' {endpoint}/health; true"
+    said = wait_for("503", 120, lambda: _said(sparks[0].run(curl)))
+    assert f"waiting for rank 1 (spark-2): it has release {old}, the head {new}" in said
+    assert all(spark.run(f"docker ps -q -f name={UNIT}") == "" for spark in sparks)
+    assert sparks[0].run(f"systemctl is-active {UNIT}; true") == "activating"
     run = pyinfra("-y", "--data", "rollback=yes")
     assert run.code == 0, run.output
     serves(sparks, old)

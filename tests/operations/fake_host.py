@@ -33,6 +33,7 @@ GROUP_DATA = runpy.run_path(str(ROOT / "group_data" / "all.py"))
 
 JOB = r"sparkstack-[\w-]+"
 SERVE = r"sparkstack-serve\.service"
+WATCHDOG = r"sparkstack-watchdog\.service"
 UNLESS_ACTIVE = (
     rf'while \[ "\$\(systemctl show -p ActiveState --value ({JOB})\)" = deactivating \]; '
     r"do sleep 0\.2; done; systemctl reset-failed \1 2>/dev/null; systemctl is-active --quiet \1 \|\| "
@@ -153,6 +154,12 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "drop activation": (r"rm -f \S+/activation\.json", ""),
     "drop measurement": (r"rm -f \S+/measurement\.json \S+/verdict\.json", ""),
     "know unit": (rf"\( .* \) && systemctl daemon-reload && systemctl enable --quiet {SERVE}", ""),
+    "run watchdog": (
+        rf"(systemctl daemon-reload && )?{DID} && systemctl enable --quiet --no-reload {WATCHDOG}"
+        rf" && systemctl restart {WATCHDOG}",
+        "",
+    ),
+    "end watchdog": (rf"systemctl disable --now --no-reload --quiet {WATCHDOG}", ""),
     "start rank": (rf"systemctl start --no-block {SERVE}", ""),
     "state of rank": (rf"systemctl show -p ActiveState --value {SERVE}; docker logs .*; true", None),
     "restarts of rank": (rf"systemctl show -p NRestarts --value {SERVE}", None),

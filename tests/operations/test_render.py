@@ -30,6 +30,7 @@ def test_what_is_rendered_is_what_is_deployed(sites: Callable[..., list[Site]], 
             "<MASTER_PORT>": str(launch.rendezvous_port(site.release_id, site.recipe.serve.port)),
             "<BIND_ADDRESS>": site.bind,
             "<IMAGE_ID>": site.image_id,
+            "<RELEASE_ID>": site.release_id,
             "<FABRIC_INTERFACE>": env.get("NCCL_SOCKET_IFNAME", ""),
             "<RDMA_DEVICES>": "rocep1s0f0",
         }

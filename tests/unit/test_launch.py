@@ -43,14 +43,15 @@ def problems(*args: Any, **more: Any) -> list[str]:
 
 def test_a_single_spark() -> None:
     assert shlex.join(argv({"max_model_len": 1024})) == (
-        "vllm serve /model --served-model-name org/tiny --host 0.0.0.0 --port 8000 "
+        "vllm serve /model --served-model-name org/tiny --host 0.0.0.0 --port 8000 --shutdown-timeout 25 "
         "--tensor-parallel-size 1 --max-model-len 1024"
     )
 
 
 def test_the_head_of_two() -> None:
     assert shlex.join(argv(world=2)) == (
-        "vllm serve /model --served-model-name org/tiny --host 0.0.0.0 --port 8000 --tensor-parallel-size 2 "
+        "vllm serve /model --served-model-name org/tiny --host 0.0.0.0 --port 8000 --shutdown-timeout 25 "
+        "--tensor-parallel-size 2 "
         "--nnodes 2 --node-rank 0 --master-addr 192.168.100.10 --master-port 25000"
     )
 

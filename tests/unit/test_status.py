@@ -32,6 +32,7 @@ def reading(at: float, **amounts: int) -> metrics.Reading:
     counters = Counters("m")
     counters.add(**amounts)
     counters.first += [0.1, 0.3]
+    counters.used = amounts.get("num_requests_running", 0)
     return metrics.read(counters.text(16, speculation=True), at)
 
 

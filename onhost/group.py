@@ -1,0 +1,254 @@
+"""What a rank knows of its group: the release that it serves, and what each rank says of itself.
+
+A group is formed by the head: when every rank waits, its checks done, the head writes `group`, a line that
+names one start (systemd's invocation id) of each rank. A rank's engine starts only as a member of such a
+line, so no engine ever meets what is left of an older group. Files below /run/sparkstack, a line each:
+    rank     "INVOCATION ready" | "INVOCATION started" | "INVOCATION why it waits"
+    group    "RELEASE 0=INVOCATION 1=INVOCATION …" (the head's)
+`status`, one of the two words that a rank may ask of another, shows both beside the unit's state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from onhost.files import write_atomic
+from onhost.plan import JobError
+
+RUN = Path("/run/sparkstack")
+UNIT = "sparkstack-serve.service"
+CONTAINER = "sparkstack-serve"
+SSH_SECONDS = 20.0
+READY, STARTED = "ready", "started"
+PROPERTIES = "ActiveState,SubState,NRestarts,InvocationID"
+
+
+@dataclass(frozen=True)
+class Served:
+    """What release.json says of this rank. `bind`, `port`: where the head answers; `memory_gib`: what the
+    engine takes of a host (0: not known)."""
+
+    release: str
+    rank: int
+    world: int
+    hosts: tuple[str, ...]
+    endpoint: str
+    bind: str
+    port: int
+    model: str
+    image: str
+    checkpoint: str
+    memory_gib: float
+    api_key_file: Path | None
+    priority: bool  # does the engine take a request's priority?
+
+    @property
+    def workers(self) -> range:
+        return range(1, self.world)
+
+    def name(self, rank: int) -> str:
+        """A rank as a user reads it."""
+        return f"rank {rank} ({self.hosts[rank]})" if rank < len(self.hosts) else f"rank {rank}"
+
+
+def read_release(config_dir: Path) -> Served:
+    """The current release. Errors: JobError where there is none, or one that is broken."""
+    path = config_dir / "current" / "release.json"
+    try:
+        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        url = urlsplit(str(about["endpoint"]))
+        argv = [str(word) for word in about.get("argv", [])]
+        key = about.get("api_key_file")
+        return Served(
+            str(about["release"]),
+            int(about["rank"]),
+            int(about["world"]),
+            tuple(map(str, about["hosts"])),
+            str(about["endpoint"]),
+            # A release of before these were noted: its endpoint has them, but for "all interfaces".
+            str(about.get("bind") or url.hostname),
+            int(about.get("port") or url.port or 80),
+            str(about["model"]),
+            str(about["image"]),
+            str(about["checkpoint"]),
+            float(about.get("memory_gib") or 0),
+            None if key is None else Path(str(key)),
+            ("--scheduling-policy", "priority") in itertools.pairwise(argv),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise JobError(
+            f"found no readable {path} ({type(error).__name__}); wanted the release that serves; "
+            "run the deploy again"
+        ) from None
+
+
+@dataclass(frozen=True)
+class State:
+    """A rank as its host says; `said` is what came in place of an answer."""
+
+    answered: bool = False
+    active: str = ""
+    sub: str = ""
+    invocation: str = ""
+    restarts: int = 0
+    release: str | None = ""
+    note: str = ""  # of the present invocation
+    members: Mapping[int, str] = field(default_factory=dict)
+    members_release: str = ""
+    said: str = ""
+
+    @property
+    def between(self) -> bool:
+        """Has it ended, to be started again by systemd?"""
+        return self.sub.startswith("auto-restart")
+
+
+def read_state(text: str) -> State:
+    """What `status` prints, as a state."""
+    found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    if "ActiveState" not in found:
+        words = " ".join(text.split())[-160:]
+        return State(said=words or "no word")
+    invocation = found.get("InvocationID", "")
+    whose, _, note = found.get("Rank", "").partition(" ")
+    release, members = read_group(found.get("Group", ""))
+    count = found.get("NRestarts", "")
+    return State(
+        True,
+        found["ActiveState"],
+        found.get("SubState", ""),
+        invocation,
+        int(count) if count.isdigit() else 0,
+        found.get("Release"),
+        # What a start before this one left is no word of this one.
+        note if invocation and whose == invocation else "",
+        members,
+        release,
+    )
+
+
+def read_group(line: str) -> tuple[str, dict[int, str]]:
+    """The release and the members that a group's line names; ("", {}) for no such line."""
+    release, *pairs = line.split() or [""]
+    parts = [pair.partition("=") for pair in pairs]
+    return release, {int(rank): invocation for rank, _, invocation in parts if rank.isdigit()}
+
+
+def group_line(release: str, members: Mapping[int, str]) -> str:
+    return " ".join([release, *(f"{rank}={members[rank]}" for rank in sorted(members))])
+
+
+def write_line(name: str, text: str) -> None:
+    """Put a line into a file of RUN, whole or not at all."""
+    RUN.mkdir(mode=0o755, exist_ok=True)
+    write_atomic(RUN / name, (" ".join(text.split()) + "\n").encode())
+
+
+def read_line(name: str) -> str:
+    try:
+        return (RUN / name).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def command(*words: str, seconds: float = SSH_SECONDS) -> tuple[bool, str]:
+    """(went well, all that it said) of a short command; one that hangs has failed."""
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"no answer in {seconds:.0f} s"
+    except OSError as error:
+        return False, str(error)
+    return done.returncode == 0, done.stdout
+
+
+class Peers:
+    """The other ranks by SSH, one word each; `config` is the file that `ssh -F` reads."""
+
+    def __init__(self, config: Path) -> None:
+        self.config = config
+
+    @property
+    def known(self) -> bool:
+        return self.config.is_file()
+
+    def _ask(self, rank: int, word: str) -> tuple[bool, str]:
+        return command("ssh", "-F", str(self.config), f"rank-{rank}", word)
+
+    def states(self, ranks: Sequence[int]) -> dict[int, State]:
+        """What each of these ranks says now, asked at once."""
+        if not ranks:
+            return {}
+        with ThreadPoolExecutor(max_workers=min(len(ranks), 16)) as pool:
+            return dict(zip(ranks, pool.map(self.state, ranks), strict=True))
+
+    def state(self, rank: int) -> State:
+        return read_state(self._ask(rank, "status")[1])
+
+    def restart(self, rank: int) -> None:
+        """Ask a rank to start its unit anew where it runs; one that does not answer is asked again later."""
+        self._ask(rank, "restart")
+
+
+def own_state(config_dir: Path) -> State:
+    """This host's own rank."""
+    _, text = command("systemctl", "show", "-p", PROPERTIES, UNIT)
+    release = (config_dir / "current").resolve().name if (config_dir / "current").exists() else ""
+    lines = [f"Rank={read_line('rank')}", f"Group={read_line('group')}", f"Release={release}"]
+    return read_state("\n".join([text, *lines]))
+
+
+# ── Decisions ──
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Why a rank cannot take part in a new group yet; `restart`: it is to be started anew for it."""
+
+    why: str
+    restart: bool = False
+
+
+def waiting_for(state: State, release: str) -> Wait | None:
+    """Why the head cannot form a group with a worker; None where that waits, its checks done."""
+    if not state.answered:
+        return Wait(f"no answer ({state.said})")
+    if state.release is None:
+        return Wait("it does not say its release; run the deploy with all stages")
+    if state.release != release:
+        return Wait(f"it has release {state.release or 'none'}, the head {release}; deploy again")
+    if state.active in ("inactive", "failed"):
+        return Wait(f"its unit is {state.active}; start it there: systemctl start {UNIT}")
+    if state.active == "deactivating":
+        return Wait("it stops")
+    if state.between:
+        return Wait("it starts again in a moment")
+    if state.sub != "start-pre":
+        return Wait("it ends what is left of the group before", restart=True)
+    return None if state.note == READY else Wait(state.note or "it begins")
+
+
+def lost(state: State, member: str) -> str | None:
+    """Why a worker is no longer part of the head's group; None where it is, or cannot be asked."""
+    if not state.answered:
+        return None
+    if state.active in ("inactive", "failed", "deactivating") or state.between:
+        return f"is {state.active}" if not state.between else "has ended"
+    return None if state.invocation == member else "started anew"

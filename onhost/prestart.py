@@ -1,0 +1,232 @@
+"""What must be so before a rank's engine starts, each with a limit in time and one line when it is not.
+
+The unit runs it as its ExecStartPre. A rank clears what an unclean end left, looks at its image, checkpoint
+and memory, and then waits for its group (onhost/group.py); the head answers 503 meanwhile. Whoever waits for
+another rank waits without limit: that is a state and not a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from onhost import group
+from onhost.docker_cli import docker
+from onhost.group import CONTAINER, READY, STARTED, Peers, Served
+from onhost.plan import JobError
+from onhost.staging import manifest as manifests
+from onhost.unready import Unready
+
+DOCKER_SECONDS = 120.0  # for a daemon that starts, or clears up after a kill
+PORT_SECONDS = 60.0  # for a port whose holder is just ending
+MEMORY_SECONDS = 180.0  # for memory that an engine before gives back
+QUICK, SLOW, QUICK_SECONDS = 1.0, 3.0, 30.0  # s between two questions to another rank: first, after that long
+GIB = 1 << 30
+
+
+class Start:
+    """One start of a rank; `say` hears each new reason to wait."""
+
+    def __init__(
+        self,
+        served: Served,
+        peers: Peers,
+        checkpoints: Path,
+        *,
+        drop_caches: bool,
+        invocation: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self.served, self.peers, self.checkpoints = served, peers, checkpoints
+        self.drop_caches, self.invocation = drop_caches, invocation
+        self._say = say
+        self._said = ""
+        self._unready: Unready | None = None
+
+    @property
+    def is_head(self) -> bool:
+        return self.served.rank == 0
+
+    def run(self) -> None:
+        """Returns when the engine may start. Errors: JobError."""
+        if self.is_head:
+            # What was the group is none any more, also for a worker that asks just now.
+            (group.RUN / "group").unlink(missing_ok=True)
+        self.tell("it begins")
+        self._container_gone()
+        try:
+            if self.is_head:
+                self._hold_port()
+            self._image()
+            self._checkpoint()
+            self._memory()
+            self._group()
+        finally:
+            if self._unready is not None:
+                self._unready.close()
+        group.write_line("rank", f"{self.invocation} {STARTED}")
+
+    def tell(self, why: str, about: str = "") -> None:
+        """Why this rank waits now: for the journal (once), the other ranks, and who asks the endpoint.
+
+        `about` is what changes each time, such as a time; the journal does without it."""
+        group.write_line("rank", f"{self.invocation} {why}")
+        if self._unready is not None:
+            self._unready.why = f"{why}{about}"
+        if why != self._said:
+            self._said = why
+            self._say(why)
+
+    def _container_gone(self) -> None:
+        """A container that an unclean end left behind would keep the name, the port and the memory."""
+        until = time.monotonic() + DOCKER_SECONDS
+        while True:
+            gone, text = group.command("docker", "rm", "-f", CONTAINER, seconds=60)
+            said = " ".join(text.split())
+            if gone or "no such container" in said.lower():
+                return
+            if time.monotonic() > until:
+                raise JobError(
+                    f"found container {CONTAINER} not removed ({said[-200:]}); wanted none left; "
+                    "see `systemctl status docker`"
+                )
+            self.tell("waiting for Docker")
+            time.sleep(QUICK)
+
+    def _hold_port(self) -> None:
+        until = time.monotonic() + PORT_SECONDS
+        while True:
+            try:
+                self._unready = Unready(self.served.bind, self.served.port, "the engine starts")
+                return
+            except JobError as error:
+                if time.monotonic() > until:
+                    raise
+                self.tell(f"waiting for the endpoint's port: {str(error).partition(';')[0]}")
+            time.sleep(QUICK)
+
+    def _image(self) -> None:
+        image = self.served.image
+        done = docker("image", "inspect", "-f", "{{json .Config.Labels}}", image)
+        if done.returncode:
+            raise JobError(f"found no image {image}; wanted the release's; run the deploy again")
+        # An image that was taken as it is has no label of ours.
+        label = (json.loads(done.stdout) or {}).get("sparkstack.image")
+        if label and label != image.rpartition(":")[2]:
+            raise JobError(f"found image {image} with the content of {label}; wanted its own; deploy again")
+
+    def _checkpoint(self) -> None:
+        folder = self.checkpoints / self.served.checkpoint
+        found = manifests.quick_faults(folder, manifests.read(folder))
+        # A file that somebody put beside them does no harm.
+        if faults := [fault for fault in found if not fault.unlisted]:
+            more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+            raise JobError(
+                f"found checkpoint {self.served.checkpoint} damaged: {faults[0]}{more}; wanted it as its "
+                "manifest says; run the deploy with --data hashes=yes"
+            )
+
+    def _memory(self) -> None:
+        """The page cache takes the memory that the engine asks the GPU for, and what an engine held before
+        may take a while to come back."""
+        wanted = self.served.memory_gib
+        until = time.monotonic() + MEMORY_SECONDS
+        while True:
+            if self.drop_caches and not _in_container():
+                os.sync()
+                Path("/proc/sys/vm/drop_caches").write_text("3", encoding="ascii")
+            free = available_gib(Path("/proc/meminfo").read_text(encoding="ascii"))
+            if free >= wanted:
+                return
+            found = f"{free:.1f} GiB of memory available"
+            if time.monotonic() > until:
+                raise JobError(
+                    f"found {found} after {MEMORY_SECONDS:.0f} s; wanted {wanted:.1f} GiB, the recipe's "
+                    "budget; end what uses it (`ps aux --sort -rss`), or restart the host"
+                )
+            self.tell(f"waiting for {wanted:.1f} GiB of memory", f"; found {found}")
+            time.sleep(SLOW)
+
+    def _group(self) -> None:
+        if self.served.world == 1:
+            group.write_line("group", group.group_line(self.served.release, {0: self.invocation}))
+            return
+        if not self.peers.known:
+            self._say(f"the other ranks are not asked: no {self.peers.config}; run the deploy's fabric stage")
+            return
+        began = time.monotonic()
+        if not self.is_head:
+            self.tell(READY)
+        while True:
+            waited = time.monotonic() - began
+            if self._formed(waited) if self.is_head else self._joined():
+                return
+            # Each question is a connection to the head or from it.
+            time.sleep(max(QUICK if waited < QUICK_SECONDS else SLOW, self.served.world / 4))
+
+    def _formed(self, waited: float) -> bool:
+        """The head: form the group where all workers wait."""
+        states = self.peers.states(self.served.workers)
+        waits = {rank: group.waiting_for(state, self.served.release) for rank, state in states.items()}
+        missing = {rank: wait for rank, wait in waits.items() if wait is not None}
+        if not missing:
+            members = {0: self.invocation} | {rank: state.invocation for rank, state in states.items()}
+            group.write_line("group", group.group_line(self.served.release, members))
+            return True
+        for rank, wait in missing.items():
+            if wait.restart:
+                self.peers.restart(rank)
+        rank, wait = next(iter(missing.items()))
+        others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        self.tell(f"waiting for {self.served.name(rank)}: {wait.why}{others}", f"; for {waited:.0f} s")
+        return False
+
+    def _joined(self) -> bool:
+        """A worker: is it a member of the head's group?"""
+        head = self.peers.state(0)
+        mine = head.members.get(self.served.rank)
+        return head.members_release == self.served.release and mine == self.invocation
+
+
+def available_gib(meminfo: str) -> float:
+    """MemAvailable of /proc/meminfo in GiB."""
+    for line in meminfo.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 / GIB
+    return 0.0
+
+
+def _in_container() -> bool:
+    # A container has no cache of its own to drop.
+    return group.command("systemd-detect-virt", "--container", "--quiet")[0]
+
+
+def main(config_dir: Path, state_dir: Path, drop_caches: bool) -> int:
+    """The command: 0 when the engine may start, else 1 and one line on standard error."""
+    try:
+        served = group.read_release(config_dir)
+    except JobError as error:
+        print(f"prestart: {error}", file=sys.stderr)
+        return 1
+
+    def say(line: str) -> None:
+        print(f"rank {served.rank}, release {served.release}: {line}", file=sys.stderr, flush=True)
+
+    start = Start(
+        served,
+        Peers(config_dir / "ssh" / "config"),
+        state_dir / "checkpoints",
+        drop_caches=drop_caches,
+        invocation=os.environ.get("INVOCATION_ID", "by-hand"),
+        say=say,
+    )
+    try:
+        start.run()
+    except JobError as error:
+        say(" ".join(str(error).split()))
+        return 1
+    return 0

@@ -1,0 +1,187 @@
+"""The watchdog of a rank: what serves is watched by tokens, and a broken group begins anew.
+
+Restarting the head's unit is the only way in which a group is restarted: its pre-start brings the other ranks
+along (onhost/prestart.py). The head's watchdog does that when a rank has left the group, or when the engine
+gives no token and does nothing else either. A worker's watchdog ends an engine whose head is gone, so that
+it waits for the next group instead of holding memory in a dead one. A unit that somebody stopped, or that a
+deploy has stopped, is never started from here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from onhost import group
+from onhost.group import CONTAINER, UNIT, Peers, Served, State
+from onhost.plan import JobError, Plan
+from onhost.probe_engine import Judge, Seen, Verdict, probe
+
+MARKER = ".sparkstack-onhost"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The knobs: s between two looks; s for one token; how many are missed before an engine is dead; for how
+    many s a worker's head may be away."""
+
+    interval: float
+    timeout: float
+    misses: int
+    away: float
+
+    @classmethod
+    def read(cls, path: Path) -> Limits:
+        plan = Plan.read(path)
+        return cls(
+            plan.number("interval_s", 15),
+            plan.number("timeout_s", 30),
+            plan.integer("misses", 4),
+            plan.number("away_s", 120),
+        )
+
+
+class Watch:
+    """One rank's watch over time; what it does to the host is given to it, so that a test can play it."""
+
+    def __init__(
+        self,
+        *,
+        probe: Callable[[Served, float], Seen],
+        begin_anew: Callable[[], None],
+        pings: Callable[[], bool],
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._probe, self._begin_anew, self._pings = probe, begin_anew, pings
+        self._say_line, self._clock = say, clock
+        self._said = ""
+        self._judge = Judge()
+        self._start = ""  # the start of the engine that the judge has seen
+        self._head_seen: float | None = None
+
+    def look(self, served: Served, own: State, others: dict[int, State], limits: Limits) -> None:
+        """One look at a rank's own state and what the others said."""
+        if own.invocation != self._start:
+            self._judge.forget()
+            self._start, self._head_seen = own.invocation, None
+        if not _computes(own):
+            self._judge.forget()
+            self._head_seen = None
+            return
+        if served.rank > 0:
+            self._look_at_head(served, others.get(0, State()), limits)
+            return
+        formed = own.members_release == served.release and own.members.get(0) == own.invocation
+        for rank, state in others.items():
+            if formed and rank in own.members and (why := group.lost(state, own.members[rank])):
+                self._restart(f"{served.name(rank)} {why}")
+                return
+        if own.active == "active":
+            self._look_at_engine(served, limits)
+
+    def _look_at_engine(self, served: Served, limits: Limits) -> None:
+        seen = self._probe(served, limits.timeout)
+        verdict = self._judge.see(seen, limits.misses)
+        if verdict is Verdict.DEAD:
+            why = f"no token {self._judge.missed} times in a row ({seen.said}), and no counter moved"
+            self._judge.forget()
+            self._restart(why)
+        elif verdict is Verdict.ALIVE:
+            self._say("tokens come", quiet=not self._said)
+        elif verdict is Verdict.MISSED:
+            self._say(f"missed a token ({self._judge.missed} of {limits.misses}): {seen.said}")
+        elif verdict is Verdict.SLOW:
+            self._say("the engine is slow: it works, and a token takes longer than the limit")
+        else:
+            self._say(f"not checked: {seen.said}")
+
+    def _look_at_head(self, served: Served, head: State, limits: Limits) -> None:
+        now = self._clock()
+        # Its sshd may be gone while it serves: a host that answers a ping is there.
+        if head.answered or self._head_seen is None or self._pings():
+            self._head_seen = now
+            return
+        away = now - self._head_seen
+        if away >= limits.away:
+            self._head_seen = None
+            self._restart(f"{served.name(0)} is away for {away:.0f} s ({head.said})")
+        else:
+            self._say(f"{served.name(0)} does not answer ({head.said})")
+
+    def _restart(self, why: str) -> None:
+        self._say(f"starts the group anew: {why}")
+        self._said = "started anew"  # so that the next token is told, and the same reason once more
+        self._begin_anew()
+
+    def _say(self, line: str, quiet: bool = False) -> None:
+        if line != self._said and not quiet:
+            self._say_line(line)
+        self._said = line
+
+
+def _computes(own: State) -> bool:
+    """Has this rank's engine been started, so that it may be dead?"""
+    return own.active == "active" or (own.active == "activating" and own.sub in ("start", "start-post"))
+
+
+def begin_anew() -> None:
+    """Start this host's unit anew where it runs. The engine is killed: in a broken group no request can end,
+    and one that hangs would not stop by asking.
+
+    Nothing happens where the unit stops at this moment: somebody else is at work.
+    """
+    group.command("docker", "kill", CONTAINER)
+    group.command("systemctl", "try-restart", "--no-block", UNIT)
+
+
+def head_pings(config: Path) -> bool:
+    """Does the head's host answer on the fabric?"""
+    try:
+        text = config.read_text(encoding="utf-8")
+    except OSError:
+        return True
+    match = re.search(r"^Host rank-0\n\s+HostName (\S+)$", text, re.MULTILINE)
+    return match is None or group.command("ping", "-c", "1", "-W", "2", match[1], seconds=5)[0]
+
+
+def main(config_dir: Path) -> int:
+    """The command: runs until its own code is replaced; systemd starts it again with the new one."""
+    peers = Peers(config_dir / "ssh" / "config")
+    marker = Path(sys.prefix) / MARKER
+    code = _text(marker)
+    broken = ""
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    watch = Watch(probe=probe, begin_anew=begin_anew, pings=lambda: head_pings(peers.config), say=say)
+    while _text(marker) == code:
+        interval = 15.0
+        try:
+            limits = Limits.read(config_dir / "watchdog.json")
+            interval = limits.interval
+            served = group.read_release(config_dir)
+            own = group.own_state(config_dir)
+            asked = (served.workers if served.rank == 0 else range(1)) if served.world > 1 else range(0)
+            others = peers.states(asked) if peers.known and _computes(own) else {}
+            watch.look(served, own, others, limits)
+            broken = ""
+        except JobError as error:
+            if str(error) != broken:
+                broken = str(error)
+                say(f"not checked: {broken}")
+        time.sleep(interval)
+    say("the package onhost was replaced")
+    return 0
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return None

@@ -1,0 +1,336 @@
+"""How a group forms, what its head waits for, and what the endpoint says meanwhile."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from onhost import __main__ as command
+from onhost import group, prestart
+from onhost.group import Peers, Served, State
+from onhost.plan import JobError
+from onhost.prestart import Start
+from onhost.unready import Unready
+
+RELEASE = "0123456789ab"
+STATUS = """ActiveState=activating
+SubState=start-pre
+NRestarts=2
+InvocationID=aa
+Release=0123456789ab
+Rank=aa ready
+Group=0123456789ab 0=hh 1=aa
+"""
+
+
+def served(rank: int = 0, world: int = 2, port: int = 0, **more: Any) -> Served:
+    about: dict[str, Any] = {"memory_gib": 0.0, "api_key_file": None, "priority": False, **more}
+    return Served(
+        RELEASE, rank, world, ("spark-1", "spark-2", "spark-3")[:world], f"http://127.0.0.1:{port}",
+        "127.0.0.1", port, "m", f"sparkstack/vllm:{RELEASE}", "c", **about,
+    )  # fmt: skip
+
+
+def state(**changes: Any) -> State:
+    good: dict[str, Any] = {"active": "activating", "sub": "start-pre", "invocation": "aa", "note": "ready"}
+    return State(**{"answered": True, "release": RELEASE, **good, **changes})
+
+
+def test_what_a_rank_says_is_read() -> None:
+    found = group.read_state(STATUS)
+    assert found == state(restarts=2, members={0: "hh", 1: "aa"}, members_release=RELEASE)
+    # What a start before this one left says nothing of this one.
+    assert group.read_state(STATUS.replace("Rank=aa", "Rank=zz")).note == ""
+    assert group.read_state("ssh: connect to host: timed out\n").said == "ssh: connect to host: timed out"
+    assert group.read_group(group.group_line("r", {1: "b", 0: "a"})) == ("r", {0: "a", 1: "b"})
+    assert group.read_group("") == ("", {})
+
+
+@pytest.mark.parametrize(
+    ("found", "why", "restart"),
+    [
+        (state(), None, False),
+        (State(said="timed out"), "no answer (timed out)", False),
+        (state(release="ffff"), f"it has release ffff, the head {RELEASE}; deploy again", False),
+        (state(active="active", sub="running"), "it ends what is left of the group before", True),
+        (state(sub="start-post"), "it ends what is left of the group before", True),
+        (state(active="deactivating", sub="stop-sigterm"), "it stops", False),
+        (state(sub="auto-restart"), "it starts again in a moment", False),
+        (state(note="waiting for 90.0 GiB of memory"), "waiting for 90.0 GiB of memory", False),
+        (state(note=""), "it begins", False),
+        (
+            state(active="inactive", sub="dead"),
+            "its unit is inactive; start it there: systemctl start sparkstack-serve.service",
+            False,
+        ),
+    ],
+)
+def test_what_the_head_waits_for(found: State, why: str | None, restart: bool) -> None:
+    wait = group.waiting_for(found, RELEASE)
+    assert (wait and wait.why, bool(wait and wait.restart)) == (why, restart)
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (state(active="active", sub="running"), None),
+        (state(sub="start-post"), None),
+        (state(), None),  # it was let go this moment
+        (State(said="timed out"), None),  # tokens decide about a rank that cannot be asked
+        (state(invocation="bb"), "started anew"),
+        (state(sub="auto-restart"), "has ended"),
+        (state(active="failed", sub="failed"), "is failed"),
+        (state(active="deactivating"), "is deactivating"),
+    ],
+)
+def test_who_has_left_a_group(found: State, why: str | None) -> None:
+    assert group.lost(found, "aa") == why
+
+
+def release_json(folder: Path, **changes: Any) -> Path:
+    about = {
+        "release": RELEASE, "rank": 1, "world": 2, "hosts": ["a", "b"], "endpoint": "http://[::1]:8000",
+        "model": "m", "image": "i:t", "checkpoint": "c", "argv": ["--scheduling-policy", "priority"],
+    } | changes  # fmt: skip
+    (folder / "current").mkdir(exist_ok=True)
+    (folder / "current" / "release.json").write_text(json.dumps(about))
+    return folder
+
+
+def test_a_release_of_before_these_notes_is_read_too(tmp_path: Path) -> None:
+    found = group.read_release(release_json(tmp_path))
+    assert (found.bind, found.port, found.memory_gib, found.api_key_file) == ("::1", 8000, 0, None)
+    assert found.priority and list(found.workers) == [1] and found.name(1) == "rank 1 (b)"
+    found = group.read_release(release_json(tmp_path, bind="0.0.0.0", port=9, argv=[], api_key_file="/k"))
+    assert (found.bind, found.port, found.priority, found.api_key_file) == ("0.0.0.0", 9, False, Path("/k"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"release": "x"}', '{"rank": null}'])
+def test_no_release_is_a_line(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "current").mkdir()
+    (tmp_path / "current" / "release.json").write_text(text)
+    words = ["prestart", "--config-dir", str(tmp_path), "--state-dir", str(tmp_path)]
+    assert command.main(words) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"prestart: found no readable {tmp_path}") and said.count("\n") == 1
+
+
+# ── A start ──
+
+
+class Played(Peers):
+    """Other ranks whose states a test says, one after the other."""
+
+    def __init__(self, *answers: dict[int, State]) -> None:
+        super().__init__(Path("/dev/null"))
+        self.answers, self.restarted = list(answers), [0][:0]
+
+    @property
+    def known(self) -> bool:
+        return True
+
+    def state(self, rank: int) -> State:
+        now = self.answers[0]
+        if rank == max(now) and len(self.answers) > 1:
+            self.answers.pop(0)
+        return now[rank]
+
+    def restart(self, rank: int) -> None:
+        self.restarted.append(rank)
+
+
+class Host:
+    """What a start asks of this host."""
+
+    def __init__(self) -> None:
+        self.docker = {
+            "rm": [(True, "")],
+            "image": [CompletedProcess([], 0, f'{{"sparkstack.image": "{RELEASE}"}}\n', "")],
+        }
+        self.said: list[str] = []
+        self.faults: list[Any] = []
+
+    def command(self, *words: str, seconds: float = 0) -> tuple[bool, str]:
+        answers = self.docker["rm"]
+        return answers.pop(0) if len(answers) > 1 else answers[0]  # type: ignore[return-value]
+
+    def inspect(self, *words: str) -> Any:
+        return self.docker["image"][0]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
+    made = Host()
+    monkeypatch.setattr(group, "RUN", tmp_path / "run")
+    monkeypatch.setattr(group, "command", made.command)
+    monkeypatch.setattr(prestart, "docker", made.inspect)
+    monkeypatch.setattr(prestart.manifests, "read", lambda folder: None)
+    monkeypatch.setattr(prestart.manifests, "quick_faults", lambda folder, manifest: made.faults)
+    clock = [0.0]
+    monkeypatch.setattr("time.sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    return made
+
+
+def start(host: Host, peers: Peers, **about: Any) -> Start:
+    return Start(served(**about), peers, Path("/c"), drop_caches=False, invocation="hh", say=host.said.append)
+
+
+def test_a_group_begins_when_every_rank_waits(host: Host) -> None:
+    """A rank of the group before is started anew, once it answers, and the line names the new start."""
+    dead = State(said="timed out")
+    old = state(active="active", sub="running", invocation="old")
+    peers = Played(
+        {1: dead, 2: state(invocation="b")},
+        {1: old, 2: state(invocation="b")},
+        {1: state(), 2: state(invocation="b")},
+    )
+    start(host, peers, world=3).run()
+    assert peers.restarted == [1]
+    assert group.read_line("group") == f"{RELEASE} 0=hh 1=aa 2=b"
+    assert group.read_line("rank") == "hh started"
+    assert host.said == [
+        "it begins",
+        "waiting for rank 1 (spark-2): no answer (timed out)",
+        "waiting for rank 1 (spark-2): it ends what is left of the group before",
+    ]
+
+
+def test_a_worker_begins_only_in_a_group_that_names_its_start(host: Host) -> None:
+    heads = [
+        State(said="timed out"),
+        state(members={1: "old"}, members_release=RELEASE),
+        state(members={1: "hh"}, members_release="other"),
+        state(members={0: "x", 1: "hh"}, members_release=RELEASE),
+    ]
+    peers = Played(*({0: one} for one in heads))
+    start(host, peers, rank=1).run()
+    assert len(peers.answers) == 1 and host.said == ["it begins", "ready"]
+    assert not (group.RUN / "group").exists()
+
+
+def test_a_spark_alone_waits_for_nobody(host: Host) -> None:
+    start(host, Peers(Path("/nowhere")), world=1).run()
+    assert group.read_line("group") == f"{RELEASE} 0=hh"
+
+
+def test_ranks_that_cannot_be_asked_are_said_not_to_be(host: Host) -> None:
+    start(host, Peers(Path("/nowhere"))).run()
+    assert (
+        host.said[-1] == ("the other ranks are not asked: no /nowhere; run the deploy's fabric stage")
+        and not (group.RUN / "group").exists()
+    )
+
+
+@pytest.mark.parametrize("labels", ["null\n", "{}\n", '{"other": "x"}\n'])
+def test_an_image_of_others_has_no_label_of_ours(host: Host, labels: str) -> None:
+    host.docker["image"] = [CompletedProcess([], 0, labels, "")]
+    start(host, Peers(Path("/nowhere")), world=1).run()
+    assert group.read_line("group") != ""
+
+
+def test_docker_is_waited_for(host: Host) -> None:
+    host.docker["rm"] = [(False, "Cannot connect to the Docker daemon")] * 3 + [
+        (False, "Error: No such container: sparkstack-serve")
+    ]
+    start(host, Peers(Path("/nowhere")), world=1).run()
+    assert host.said == ["it begins", "waiting for Docker"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "about", "said"),
+    [
+        ("docker", {}, "found container sparkstack-serve not removed (no daemon); wanted none left; "),
+        (
+            "image",
+            {},
+            f"found no image sparkstack/vllm:{RELEASE}; wanted the release's; run the deploy again",
+        ),
+        ("label", {}, f"found image sparkstack/vllm:{RELEASE} with the content of 77; wanted its own; "),
+        ("checkpoint", {}, "found checkpoint c damaged: a: missing; wanted it as its manifest says; run "),
+        (
+            "memory",
+            {"memory_gib": 1e6},
+            "GiB of memory available after 180 s; wanted 1000000.0 GiB, the recipe's",
+        ),
+        ("port", {}, " taken; wanted it free for the endpoint; see who has it: ss -ltnp 'sport = :"),
+    ],
+)
+def test_what_ends_a_start(host: Host, fault: str, about: dict[str, Any], said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        if fault == "docker":
+            host.docker["rm"] = [(False, "no daemon")]
+        elif fault == "image":
+            host.docker["image"] = [CompletedProcess([], 1, "", "No such image")]
+        elif fault == "label":
+            host.docker["image"] = [CompletedProcess([], 0, '{"sparkstack.image": "77"}\n', "")]
+        elif fault == "checkpoint":
+            host.faults = [prestart.manifests.Fault("b", "extra", unlisted=True)]
+            host.faults += [prestart.manifests.Fault("a", "missing")]
+        elif fault == "port":
+            about = {"port": other.getsockname()[1]}
+        with pytest.raises(JobError, match=r"^found .*; wanted ") as caught:
+            start(host, Peers(Path("/nowhere")), world=1, **about).run()
+    assert said in str(caught.value)
+    assert group.read_line("group") == ""
+
+
+def test_memory_that_is_available_is_read() -> None:
+    assert prestart.available_gib("MemFree: 1 kB\nMemAvailable:   2097152 kB\n") == 2
+    assert prestart.available_gib("MemFree: 1 kB\n") == 0
+
+
+# ── What the endpoint says ──
+
+
+@pytest.fixture
+def unready() -> Iterator[Unready]:
+    made = Unready("127.0.0.1", 0, "waiting for rank 1 (spark-2): no answer")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/health", None),
+        ("POST", "/v1/chat/completions", b"x" * 70000),
+        ("HEAD", "/", None),
+        ("PUT", "/x?y", b""),
+    ],
+)
+def test_every_path_is_503_with_the_reason(
+    unready: Unready, method: str, path: str, body: bytes | None
+) -> None:
+    client = http.client.HTTPConnection(*unready.address, timeout=5)
+    client.request(method, path, body)
+    answer = client.getresponse()
+    assert (answer.status, answer.getheader("Retry-After")) == (503, "5")
+    if method != "HEAD":
+        assert json.loads(answer.read())["error"] == {
+            "message": "waiting for rank 1 (spark-2): no answer",
+            "type": "service_unavailable",
+            "param": None,
+            "code": 503,
+        }
+    client.close()
+
+
+def test_the_port_is_free_again_at_once() -> None:
+    """Also where answers were given and a client holds its connection open: the engine must get it."""
+    held = Unready("127.0.0.1", 0, "a")
+    client = http.client.HTTPConnection(*held.address, timeout=5)
+    client.request("GET", "/")
+    client.getresponse().read()
+    idle = socket.create_connection(held.address)
+    held.close()
+    again = socket.create_server(held.address)
+    again.close()
+    idle.close()

@@ -1,0 +1,114 @@
+"""The account of requests: what ended as if all were well, and was not, is told from an honest error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from benchmarks.faults import cases
+from benchmarks.faults.__main__ import markdown, minutes
+from benchmarks.faults.load import CUT, ERROR, NOT_ACCEPTED, SILENT, TIMED_OUT, WHOLE, Load, request
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+def chunk(value: object) -> bytes:
+    text = value if isinstance(value, str) else json.dumps(value)
+    data = f"data: {text}\n\n".encode()
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+TOKEN = chunk({"choices": [{"text": "a", "finish_reason": None}]})
+LAST = chunk({"choices": [{"text": "b", "finish_reason": "length"}]})
+# Tokens that come several a chunk are told by the usage.
+USAGE = chunk({"choices": [], "usage": {"completion_tokens": 3}})
+DONE = chunk("[DONE]")
+
+
+@contextmanager
+def answering(*parts: bytes, hold: bool = False) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(65536)
+                client.sendall(b"".join(parts))
+                while hold and client.recv(65536):
+                    pass
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "what"),
+    [
+        ([HEAD, TOKEN, TOKEN, LAST, DONE, END], WHOLE),
+        ([HEAD, TOKEN, LAST, USAGE, DONE, END], WHOLE),
+        ([HEAD, TOKEN, LAST, DONE, END], SILENT),  # one is missing
+        ([HEAD, TOKEN, TOKEN, TOKEN, DONE, END], SILENT),  # nothing says why it ended
+        ([HEAD, TOKEN, END], SILENT),
+        ([HEAD, END], SILENT),
+        ([HEAD, TOKEN, chunk({"error": {"message": "EngineDeadError"}}), DONE, END], ERROR),
+        ([HEAD, TOKEN], CUT),  # between two chunks
+        ([HEAD, TOKEN[:9]], CUT),
+        ([HEAD], CUT),
+        ([b"HTTP/1.1 503 x\r\nContent-Length: 2\r\n\r\n{}"], NOT_ACCEPTED),
+        ([b"HTTP/1.1 500 x\r\nContent-Length: 2\r\n\r\n{}"], NOT_ACCEPTED),
+        ([], NOT_ACCEPTED),
+    ],
+)
+def test_what_became_of_a_request(parts: list[bytes], what: str) -> None:
+    with answering(*parts) as port:
+        assert request("127.0.0.1", port, "m", tokens=3, limit=5) == what
+
+
+def test_a_client_has_its_own_patience() -> None:
+    with answering(HEAD, TOKEN, hold=True) as port:
+        assert request("127.0.0.1", port, "m", tokens=3, limit=0.2) == TIMED_OUT
+
+
+def test_every_request_is_in_the_account() -> None:
+    load = Load("127.0.0.1", 1, "m")
+    load.counts.update({WHOLE: 3, CUT: 1, NOT_ACCEPTED: 7})
+    counts = load.end()
+    assert (counts["accepted"], counts[WHOLE], counts[SILENT], counts[NOT_ACCEPTED]) == (4, 3, 0, 7)
+
+
+def test_every_fault_is_listed_for_each_rank() -> None:
+    names = [case.name for case in cases.cases(3)]
+    assert len(names) == len(set(names))
+    for rank in ("head", "rank 1", "rank 2"):
+        for fault in ("SIGKILL of the engine", "reboot", "power cut during a start", "network cut for 10 s"):
+            assert f"{fault}, {rank}" in names
+    assert "network cut for 300 s, rank 1" in names
+    assert not any("rank" in case.name for case in cases.cases(1))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("90s", 90), ("1.5h", 5400)])
+def test_times(text: str, seconds: float) -> None:
+    assert minutes(text) == seconds
+
+
+def test_a_wrong_time_is_a_line() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="found '30'; wanted a time such as 30m or 90s"):
+        minutes("30")
+
+
+def test_the_table_says_what_did_not_come_and_what_was_not_checked() -> None:
+    lines = [
+        {"fault": "a", "recovery_s": 3.0, "outage": True, "said": ""},
+        {"fault": "b", "recovery_s": None, "outage": True, "said": "no tokens in 300 s"},
+    ]
+    found = {"kind": "soak", "engine": "light", "hosts": 2, "when": "now", "lines": lines}
+    text = markdown({**found, "requests": {"accepted": 4, "silent": 0}})
+    assert "| a | 3.0 | yes |" in text and "| b | none came: no tokens in 300 s | yes |" in text
+    assert "| clock jump | not checked: " in text and "Requests: accepted 4, silent 0." in text

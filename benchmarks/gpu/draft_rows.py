@@ -69,7 +69,8 @@ def main() -> int:
                 ours, theirs = median(rows.logits, here), median(partial(torch.mm, mat2=plain.t()), here)
                 line = {
                     "shape": [count, width], "kind": kind, "rows": number, "kernel": rows._kernel is not None,
-                    "error": error, "within": error <= LIMITS[kind], "us": ours * 1e3, "bf16_us": theirs * 1e3,
+                    "error": error, "within": error <= LIMITS[kind],
+                    "us": ours * 1e3, "bf16_us": theirs * 1e3,
                 }  # fmt: skip
                 lines.append(line)
                 print(

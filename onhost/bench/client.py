@@ -197,7 +197,7 @@ async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
         event = as_json(data)
         if not isinstance(event, dict):
             raise Failed("an event that is no JSON object")
-        if "error" in event:
+        if event.get("error"):  # some servers send it as null with each chunk
             raise Failed(f"an error in the stream ({message_of(event)})")
         yield event
     raise Failed("a stream that was cut")

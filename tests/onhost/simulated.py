@@ -119,7 +119,8 @@ class Scripted(httpx.AsyncBaseTransport):
         timing, fault, wanted = self.timing(number, body), self.fault(number), body["max_tokens"]
         wanted = min(wanted, self.ends_at or wanted)
         async with self._slots:
-            yield event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+            # Some servers send a null for what others leave out.
+            yield event({"error": None, "choices": [{"delta": {"role": "assistant", "content": ""}}]})
             sent = at = 0
             while sent < wanted:
                 await asyncio.sleep((timing.gap if at else timing.first) + timing.stall.get(at, 0.0))

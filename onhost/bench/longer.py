@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from onhost.bench.contexts import words_for
+from onhost.bench.contexts import patient, words_for
 from onhost.bench.plain import Reply
 from onhost.bench.prompts import CATEGORIES, PROMPTS, filler
 from onhost.bench.quality import PASSES, Asked, Result, scored
@@ -47,7 +48,9 @@ async def needle(asked: Asked, lengths: list[int], depths: tuple[float, ...]) ->
         for depth in depths:
             texts.append(haystack(words, depth, number))
             number += 1
-        got = await asked.all([text for text, _ in texts], 32, at_once=1)
+        target = patient(asked.asker.target, length)
+        long = replace(asked, asker=replace(asked.asker, target=target))
+        got = await long.all([text for text, _ in texts], 32, at_once=1)
         good = [isinstance(r, Reply) and s in r.text for r, (_, s) in zip(got, texts, strict=True)]
         replies += got
         right += good

@@ -188,6 +188,22 @@ def test_contexts(tmp_path: Path) -> None:
     assert [c["asked"] for c in found["contexts"]] == [1024, 4096, int(5000 * 0.99) - 47]
 
 
+def test_contexts_of_a_tokenizer_that_minds_capitals(tmp_path: Path) -> None:
+    class Capitals(Scripted):
+        def tokens_of(self, body: dict[str, Any]) -> int:
+            words = self.text_of(body).split()
+            return 20 + len(words) + sum(word[0].isupper() and len(word) > 6 for word in words)
+
+    # A first token that takes longer than a byte may: the long input has time of its own.
+    server = Capitals(max_model_len=40_000)
+    server.timing = lambda _n, body: Timing(server.tokens_of(body) / 250)
+    profile = {**QUICK, "contexts": "auto", "timeout_s": 100, "repeats": 1}
+    longest = measured(tmp_path, server, profile)["contexts"][-1]
+    most = int(40_000 * 0.99) - 47
+    assert (longest["asked"], longest["failed"]) == (most, 0)
+    assert longest["input_tokens"] == pytest.approx(most, rel=0.005)
+
+
 def test_open_loop_and_saturation(tmp_path: Path) -> None:
     # Four requests at once, 3.5 s each: 1.143 requests/s is all there is.
     server = Scripted(timing=lambda _n, _body: Timing(0.5, 0.6), slots=4)

@@ -28,8 +28,9 @@ def same_measurement(found: Any, site: Site) -> bool:
 
 
 def settled(found: Any, site: Site) -> bool:
-    """Whether the measurement says what it was made for: one that decides nothing is made again."""
-    if not same_measurement(found, site):
+    """Whether the measurement says what it was made for: one that decides nothing, or was stopped before its
+    end, is made again."""
+    if not same_measurement(found, site) or found.get("complete") is False:
         return False
     try:
         return gates.judge(found, site.recipe.expect).result != "inconclusive"

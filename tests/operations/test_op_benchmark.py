@@ -172,10 +172,15 @@ def test_what_is_inconclusive_fails_the_run_and_leaves_the_release(sites: Sites)
     assert site.host.kinds() == ["write"]  # nothing is activated, nothing is noted as passed
 
 
-@pytest.mark.parametrize("changes", [{"noise": NOISE}, {"complete": False}])
-def test_what_decided_nothing_is_measured_anew(sites: Sites, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("decode", "changes"),
+    [(20, {"noise": NOISE}), (20, {"complete": False}), (4.5, {"complete": False})],
+)
+def test_what_decided_nothing_or_was_stopped_is_measured_anew(
+    sites: Sites, decode: float, changes: dict[str, Any]
+) -> None:
     (site,) = sites(1)
-    results(site, measurement(site, 20, **changes))
+    results(site, measurement(site, decode, **changes))
     assert commands_of(benchmark.measured, site.host, site) != []
 
 

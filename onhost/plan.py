@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,8 @@ class Plan:
 
 
 def read_secret(path: Path) -> str:
-    """The one line of a secret file; JobError where it is absent or empty (the content is never shown)."""
+    """The one line of a secret file; JobError where it is absent, empty, or what no header can hold (the
+    content is never shown: an HTTP client's own words about such a header would show it)."""
     try:
         value = path.read_text(encoding="utf-8").strip()
     except OSError as error:
@@ -126,6 +128,12 @@ def read_secret(path: Path) -> str:
             f"found no readable secret at {path} ({error.strerror}); wanted a file with one line; run the "
             "deploy again"
         ) from None
+    except UnicodeDecodeError:
+        value = "\n"
+    if value and not re.fullmatch(r"[\x21-\x7e]+", value):
+        raise JobError(
+            f"found no secret of one line at {path}; wanted printable ASCII without blanks; correct the file"
+        )
     if not value:
         raise JobError(f"found an empty secret at {path}; wanted one line; set it and run the deploy again")
     return value

@@ -95,7 +95,10 @@ def _key(one: Any, own: bool) -> str | None:
     if not own and declared.homes(one).get("api_key_file") != "--data":
         file = variable = None
     if file is None:
-        return os.environ.get(variable or KEY_VARIABLE) or os.environ.get(KEY_VARIABLE) or None
+        for name in (variable or KEY_VARIABLE, KEY_VARIABLE):
+            if os.environ.get(name):
+                return _checked(os.environ[name].strip(), name, "set it anew")
+        return None
     path = Path(str(file)).expanduser()
     try:
         key = path.read_text(encoding="utf-8").strip()
@@ -104,6 +107,14 @@ def _key(one: Any, own: bool) -> str | None:
         raise SparkstackError(Problem("api_key_file", f"{path}: {why}", "a file with the API key")) from None
     if not key:
         raise SparkstackError(Problem("api_key_file", f"nothing in {path}", "the API key", "correct it"))
+    return _checked(key, "api_key_file", f"correct {path}")
+
+
+def _checked(key: str, where: str, remedy: str) -> str:
+    """A key that fits into a header; what an HTTP client says of another one would show it."""
+    if not re.fullmatch(r"[\x21-\x7e]+", key):
+        found, wanted = "no key of one line", "printable ASCII without blanks"
+        raise SparkstackError(Problem(where, found, wanted, remedy))
     return key
 
 

@@ -139,6 +139,9 @@ def test_what_ends_the_job_at_once(host: Host, server: Server, tmp_path: Path) -
     plan = plan_of(host, server, api_key_file=str(tmp_path / "key"))
     assert "found HTTP 401" in host.run(plan)["error"]
     assert "sk-wrong" not in (host.folder(plan) / "result.json").read_text()
+    # An HTTP client's words about such a header hold all of it.
+    (tmp_path / "key").write_text("sk-wrong\nsecond\n")
+    assert host.run(plan)["error"].startswith(f"found no secret of one line at {tmp_path / 'key'}; wanted")
     (tmp_path / "key").write_text("sk-right\n")
     assert host.run(plan)["ok"]
     error = host.run(plan_of(host, server, url="http://127.0.0.1:9"))["error"]

@@ -148,6 +148,13 @@ def test_a_key_is_a_file_of_root_while_the_job_runs(
     assert not any("s3cret" in line for line in host.heard)
     monkeypatch.setenv(bench.KEY_VARIABLE, "other")
     assert bench.wish(head()).key == "other"
+    # An HTTP client refuses a header of two lines in words that hold all of it.
+    monkeypatch.setenv(bench.KEY_VARIABLE, "s3cret\nand more")
+    (tmp_path / "key").write_text("s3cret\n# of the lab\n")
+    for wrong in (head(), host):
+        with pytest.raises(SiteError, match="found no key of one line; wanted printable ASCII") as caught:
+            bench.wish(wrong)
+        assert "s3cret" not in str(caught.value)
 
 
 def test_a_host_without_the_environment_says_what_else(noted: RunReport) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,28 +34,32 @@ class End:
 
 
 def run(plan: dict[str, Any], key: str | None, folder: Path = FOLDER) -> End:
-    """Run a plan to its end and show how far it is. The key is in a file of its owner alone meanwhile."""
-    jobs = folder / "jobs"
-    job = jobs / str(plan["job"])
-    job.mkdir(parents=True, exist_ok=True)
-    result, key_file, plan_file = job / "measurement.json", folder / f"{os.getpid()}.key", job / "plan.json"
-    result.unlink(missing_ok=True)
-    for name in ("result.json", "progress.jsonl"):
-        (job / name).unlink(missing_ok=True)
-    whole = {
-        **plan,
-        "jobs_dir": str(jobs),
-        "result": str(result),
-        "api_key_file": str(key_file) if key else None,
-    }
-    plan_file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    try:
+    """Run a plan to its end and show how far it is. The key is in a file of its owner alone meanwhile.
+
+    All of it lies in a folder of this run's own: of two endpoints that are measured at the same time none may
+    be told the other's figures. What the process said stays as `<job>.log`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as name:
+        jobs = Path(name)
+        job, key_file = jobs / str(plan["job"]), jobs / "key"
+        job.mkdir()
+        whole = {
+            **plan,
+            "jobs_dir": str(jobs),
+            "result": str(job / "measurement.json"),
+            "api_key_file": str(key_file) if key else None,
+        }
+        plan_file = job / "plan.json"
+        plan_file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
         if key:
-            with os.fdopen(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            with os.fdopen(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(key + "\n")
-        return _followed(plan_file, job)
-    finally:
-        key_file.unlink(missing_ok=True)
+        try:
+            return _followed(plan_file, job)
+        finally:
+            with suppress(OSError):
+                shutil.copyfile(job / "log", folder / f"{plan['job']}.log")
 
 
 def _followed(plan_file: Path, job: Path) -> End:

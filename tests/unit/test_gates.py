@@ -275,7 +275,10 @@ def test_of_quality_only_what_is_expected_is_judged(
 ) -> None:
     test = {"name": "arithmetic", "status": status, "found": "x", "wanted": "y", "score": score}
     expect = {"quality": {"arithmetic": bound}} if bound else None
-    assert line(judge(full(quality=[test]), expect), "quality/arithmetic").verdict == verdict
+    result = judge(full(quality=[test]), expect)
+    assert line(result, "quality/arithmetic").verdict == verdict
+    unexpected = bound is None and status == "fail"
+    assert ("of which nothing is expected: arithmetic" in result.why) is unexpected
 
 
 def test_a_test_that_is_not_there_was_not_checked() -> None:

@@ -78,8 +78,10 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes JSON atomically, keys in the given order, readable."""
-    write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    """Writes JSON atomically, keys in the given order, readable. Half a character (a server's answer may hold
+    one) stands there as JSON's own escape."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    write_atomic(path, text.encode(errors="backslashreplace"))
 
 
 def write_all(handle: int, data: bytes | memoryview) -> None:

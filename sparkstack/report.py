@@ -143,7 +143,8 @@ class RunReport(BaseModel):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             new = path.with_suffix(".new")
-            new.write_text(self.to_json(), encoding="utf-8")
+            # Half a character, which an answer may hold, becomes JSON's own escape.
+            new.write_text(self.to_json(), encoding="utf-8", errors="backslashreplace")
             new.replace(path)
         except OSError:
             self.path = None

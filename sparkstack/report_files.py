@@ -81,7 +81,7 @@ def write_page(report: RunReport, folder: Path, reports: Path) -> Path:
         found = f"{type(error).__name__}: {error}"
         wanted, remedy = "figures as docs/interfaces.md describes them", "read report.json"
         raise SparkstackError(Problem(str(path), found, wanted, remedy)) from error
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="replace")
     return path
 
 

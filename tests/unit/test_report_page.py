@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from onhost.files import write_json
 from sparkstack import history, plots, report_files
 from sparkstack.cli import main
 from sparkstack.errors import SparkstackError
@@ -65,6 +66,19 @@ def test_whatever_a_host_wrote_there_is_a_page(measurement: dict[str, object]) -
     run = sample.report()
     run.measurement, run.verdict = measurement, None
     assert "Runs of this inventory before" in page(run)
+
+
+def test_half_a_character_of_an_answer_is_no_reason_for_no_report(tmp_path: Path) -> None:
+    run = sample.report()
+    half = {"name": "exact", "status": "fail", "found": "answered by '\ud83d'", "wanted": "42", "score": 0.0}
+    assert run.measurement is not None
+    run.measurement["quality"] = [half]
+    path = report_files.store(run, tmp_path)
+    assert "answered by" in path.with_name(report_files.PAGE).read_text(encoding="utf-8")
+    read = RunReport.from_json(path.read_text(encoding="utf-8"))
+    assert read.measurement is not None and read.measurement["quality"] == [half]
+    write_json(tmp_path / "measurement.json", run.measurement)  # as the host does before
+    assert json.loads((tmp_path / "measurement.json").read_text(encoding="utf-8")) == run.measurement
 
 
 def test_plots_are_well_formed_and_stay_in_their_frame() -> None:

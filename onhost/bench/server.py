@@ -106,34 +106,38 @@ async def _version(client: httpx.AsyncClient, url: str) -> str | None:
 
 @dataclass(frozen=True)
 class Counters:
-    """vLLM's counters, summed over engines; empty where the server has no /metrics."""
+    """vLLM's counters, summed over engines; empty, and not `told`, where the server did not say them."""
 
     values: dict[str, float]
+    told: bool = True
 
     def since(self, before: Counters, name: str) -> float | None:
-        """How much more; None where the server does not count it, or began anew in between."""
-        if name not in self.values:
+        """How much more; None where the server does not count it, did not say it before, or began anew in
+        between."""
+        if name not in self.values or not before.told:
             return None
         grown = self.values[name] - before.values.get(name, 0.0)
         return grown if grown >= 0 else None
 
 
 class Metrics:
-    """Asks for the counters. A server without them is no error, and is asked once: figures are null then."""
+    """Asks for the counters. A server without them is no error, and is asked once: figures are null then. Of
+    one that has them a busy moment costs the figures of that moment alone."""
 
     def __init__(self, client: httpx.AsyncClient, url: str) -> None:
         self._client, self._where = client, f"{url}/metrics"
-        self._there = True
+        self._there: bool | None = None  # nobody knows yet
 
     async def now(self) -> Counters:
-        if not self._there:
-            return Counters({})
+        if self._there is False:
+            return Counters({}, told=False)
         try:
             answer = await get(self._client, self._where, BESIDE)
-            self._there = answer.status_code == 200
+            good = answer.status_code == 200
         except (httpx.HTTPError, TimeoutError):
-            self._there = False
-        return Counters(_counted(answer.text) if self._there else {})
+            good = False
+        self._there = self._there or good
+        return Counters(_counted(answer.text) if good else {}, told=good)
 
 
 def _counted(text: str) -> dict[str, float]:

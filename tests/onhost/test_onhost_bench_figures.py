@@ -99,6 +99,20 @@ def test_warm_up_is_told_and_not_counted(tmp_path: Path) -> None:
     assert found["points"][0]["ttft_s"]["max"] == near(0.5)
 
 
+def test_counters_that_are_missed_once_cost_one_point_its_acceptance(tmp_path: Path) -> None:
+    class Busy(Scripted):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            # Before the first point; the first time of all is before the whole speed part.
+            self.hangs = ("/metrics",) if self.paths.count("/metrics") == 1 else ()
+            return await super().handle_async_request(request)
+
+    server = Busy(timing=lambda _n, _body: Timing(chunks=(1, 3, 2) * 30), drafted=2)
+    server._draft(1)  # there was a time before
+    found = measured(tmp_path, server, {**QUICK, "streams": [1, 2], "max_tokens": 60})
+    assert [point["acceptance"] for point in found["points"]] == [None, 0.5]
+    assert found["speculation"]["acceptance"] == 0.5
+
+
 def test_acceptance_and_accepted_length(tmp_path: Path) -> None:
     # Two drafted for each step; steps of 1, 3 and 2 tokens in turn: accepted 0, 2 and 1 of 2.
     chunks = (1, 3, 2) * 10

@@ -37,7 +37,7 @@ def main() -> int:
         "--tokenizer", type=Path, default=MODEL, help="folder with the model's tokenizer.json"
     )
     parser.add_argument("--image", help="an image with vLLM (default: the lab's newest)")
-    parser.add_argument("--streams", default="1,4")
+    parser.add_argument("--streams", type=numbers, default=[1, 4], help="as 1,4")
     parser.add_argument("--prompt", type=int, default=384, help="tokens in")
     parser.add_argument("--tokens", type=int, default=96, help="tokens out")
     parser.add_argument("--requests", type=int, default=8)
@@ -61,6 +61,14 @@ def main() -> int:
     return 0 if agree else 1
 
 
+def numbers(text: str) -> list[int]:
+    """The whole numbers from 1 up of "1,4". Errors: ValueError, which argparse makes a line of."""
+    found = [int(one) for one in text.split(",")]
+    if min(found) < 1:
+        raise ValueError(text)
+    return found
+
+
 def measured(place: str, options: argparse.Namespace) -> dict[str, Any]:
     """All tools on one server, for each number of streams."""
     image = options.image or _newest()
@@ -70,7 +78,7 @@ def measured(place: str, options: argparse.Namespace) -> dict[str, Any]:
         )
     works = []
     with server_at(place, image, options) as server:
-        for streams in map(int, options.streams.split(",")):
+        for streams in options.streams:
             work = Work(options.prompt, options.tokens, streams, options.requests * streams)
             truth = asdict(paced.Truth.of(work.tokens)) if place == "paced" else None
             works.append(compared(server, work, options.rounds, truth))

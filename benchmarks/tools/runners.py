@@ -54,16 +54,19 @@ Figures = dict[str, float]  # ttft_s, decode_tok_s, end_to_end_s where the tool 
 
 def run(words: list[str], **environment: str) -> str:
     """What a process says; ToolError with the end of it where it fails."""
-    done = subprocess.run(
-        words,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            words,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise ToolError(f"found no {words[0]} ({error.strerror}); wanted it to run; install it") from None
     if done.returncode:
         raise ToolError(f"{Path(words[0]).name} ended with {done.returncode}: {done.stdout[-1500:].strip()}")
     return done.stdout
@@ -114,15 +117,18 @@ def vllm_bench(server: Server, work: Work, folder: Path) -> Figures:
     words += ["--percentile-metrics", "ttft,tpot,e2el", "--disable-tqdm"]
     words += ["--seed", str(int.from_bytes(os.urandom(3), "big")), "--save-result"]
     words += ["--result-dir", "/out", "--result-filename", "vllm.json"]
-    run(words)
-    found = json.loads((folder / "vllm.json").read_text())
-    if found["completed"] != work.requests:
-        raise ToolError(f"vllm bench serve completed {found['completed']} of {work.requests} requests")
-    return {
-        "ttft_s": found["median_ttft_ms"] / 1000,
-        "decode_tok_s": 1000 / found["median_tpot_ms"],
-        "end_to_end_s": found["median_e2el_ms"] / 1000,
-    }
+    said = run(words)
+    try:
+        found = json.loads((folder / "vllm.json").read_text())
+        if found["completed"] != work.requests:
+            raise ToolError(f"vllm bench serve completed {found['completed']} of {work.requests} requests")
+        return {
+            "ttft_s": found["median_ttft_ms"] / 1000,
+            "decode_tok_s": 1000 / found["median_tpot_ms"],
+            "end_to_end_s": found["median_e2el_ms"] / 1000,
+        }
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        raise ToolError(f"vllm bench serve left no result: {said[-800:].strip()}") from None
 
 
 def benchy_ready() -> None:
@@ -152,9 +158,9 @@ def llama_benchy(server: Server, work: Work, folder: Path) -> Figures:
         (found,) = json.loads((folder / "benchy.json").read_text())["benchmarks"]
         speed = found["tg_throughput" if work.streams == 1 else "tg_req_throughput"]["values"]
         first = found["e2e_ttft"]["values"]  # ms
+        return {"ttft_s": statistics.median(first) / 1000, "decode_tok_s": statistics.median(speed)}
     except (OSError, ValueError, KeyError, TypeError):
         raise ToolError(f"llama-benchy left no result: {said[-800:].strip()}") from None
-    return {"ttft_s": statistics.median(first) / 1000, "decode_tok_s": statistics.median(speed)}
 
 
 @contextmanager

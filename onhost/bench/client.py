@@ -188,7 +188,7 @@ def as_json(text: str) -> Any:
 
 async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The stream's JSON events up to [DONE]; Failed where it ends without."""
-    async for line in answer.aiter_lines():
+    async for line in _lines(answer):
         if not line.startswith("data:"):
             continue
         data = line.removeprefix("data:").strip()
@@ -201,6 +201,18 @@ async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             raise Failed(f"an error in the stream ({message_of(event)})")
         yield event
     raise Failed("a stream that was cut")
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
+    """The stream's lines. httpx's own end at each character that Python takes for the end of a line (U+2028,
+    U+0085, …), and servers leave those in their JSON as they are."""
+    rest = b""
+    async for piece in answer.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
 
 
 class _Reader:

@@ -60,6 +60,7 @@ class Scripted(httpx.AsyncBaseTransport):
     refuses: Callable[[dict[str, Any]], str | None] = lambda _body: None
     fault: Callable[[int], str] = lambda _n: ""
     ids: bool = True
+    word: str = "word "  # the text of a token in streams
     max_model_len: int | None = 8192
     slots: int = 1000  # requests that are worked on at once
     drafted: int = 0  # tokens drafted for each chunk; 0: no speculative decoding
@@ -125,7 +126,7 @@ class Scripted(httpx.AsyncBaseTransport):
             while sent < wanted:
                 await asyncio.sleep((timing.gap if at else timing.first) + timing.stall.get(at, 0.0))
                 count = min(timing.chunks[min(at, len(timing.chunks) - 1)], wanted - sent)
-                choice: dict[str, Any] = {"delta": {"content": "word " * count}}
+                choice: dict[str, Any] = {"delta": {"content": self.word * count}}
                 if self.ids:
                     choice["token_ids"] = list(range(sent, sent + count))
                 yield event({"choices": [choice]})
@@ -146,7 +147,7 @@ class Scripted(httpx.AsyncBaseTransport):
 
 
 def event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
+    return b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"  # as vLLM writes it
 
 
 class _Stream(httpx.AsyncByteStream):

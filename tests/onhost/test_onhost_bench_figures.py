@@ -183,6 +183,13 @@ def test_categories_with_thinking_on_and_off(tmp_path: Path) -> None:
     assert "thinking on: found HTTP 400 from http://server:8000 (unknown field)" in found["notes"][0]
 
 
+def test_a_line_ends_where_the_stream_says_so(tmp_path: Path) -> None:
+    # Characters that Python and others take for the end of a line, as models write them now and then.
+    server = Scripted(word="a\u2028b\u0085c\x0c\u2029 \u00e9")
+    (point,) = measured(tmp_path, server, {**QUICK})["points"]
+    assert (point["failures"], point["decode_tok_s"]["median"]) == ([], near(10))
+
+
 def test_contexts(tmp_path: Path) -> None:
     def timing(_n: int, body: dict[str, Any]) -> Timing:
         return Timing(server.tokens_of(body) / 2000, 0.05)

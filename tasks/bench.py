@@ -238,7 +238,7 @@ def _note(host: Any, asked: Wish, plan: dict[str, Any], measurement: dict[str, A
     model = plan["model"] or str(server.get("model") or "the model")
     recipe = asked.recipe.name if asked.recipe else None
     head = None if host.name == LOCAL or asked.url is not None else host.name
-    report.note_bench(recipe, plan["url"], head, model, measurement, verdict)
+    report.note_bench(recipe, plan["url"], head, model, measurement, verdict, asked.key is not None)
     return verdict
 
 

@@ -155,11 +155,13 @@ def note_bench(
     model: str,
     measurement: dict[str, Any],
     verdict: dict[str, Any],
+    asks_key: bool = False,
 ) -> None:
-    """What was measured at an endpoint, and the recipe that it was compared with."""
+    """What was measured at an endpoint, and the recipe that it was compared with; whether a key was sent."""
     if _report is not None:
         _report.recipe = recipe or _report.recipe
         _report.endpoint, _report.head, _report.model = endpoint, head, model
+        _report.api_key = asks_key
         _report.measurement, _report.verdict = measurement, verdict
 
 

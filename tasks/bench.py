@@ -198,10 +198,22 @@ def _there(plan: dict[str, Any], asked: Wish) -> Commands:
         if found is None:
             line = f"{host.name}: bench: found no measurement; wanted {result}; run again"
             return report_failure(host, line)
+        if asked.url is not None and (other := _of_another(plan, found)):
+            found_there = f"found {other} being measured from there"
+            line = f"{host.name}: bench: {found_there}; wanted {asked.url}; run again"
+            return report_failure(host, line)
         return _judged(host, asked, plan, found)
 
     yield from job(plan, failed=failed, watch=watch)
     yield FunctionCommand(done, (), {})
+
+
+def _of_another(plan: dict[str, Any], found: dict[str, Any]) -> str:
+    """What was measured instead: a job that was under way is joined, and it may be about another endpoint."""
+    server = found.get("server") or {}
+    url, model = server.get("url"), server.get("model")
+    same = url in (None, plan["url"]) and (plan["model"] is None or model in (None, plan["model"]))
+    return "" if same else f"{model} at {url}"
 
 
 def _has_environment(state: Any, host: Any, python: str) -> bool:

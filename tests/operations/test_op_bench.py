@@ -85,6 +85,16 @@ def test_what_serves_is_measured_by_a_job_and_judged_by_its_recipe(noted: RunRep
     assert all("sparkstack-bench-now-abc-standard" in place or place.endswith("/plans") for place in places)
 
 
+def test_a_job_that_was_joined_may_be_about_another_endpoint(noted: RunReport) -> None:
+    host = head(url="http://h:1")
+    there = {"url": "http://other:1", "model": "m", "version": None, "max_model_len": None}
+    assert not play(host, measured(host, release="url", server=there)) and noted.measurement is None
+    (line,) = host.shown
+    assert line.endswith("found m at http://other:1 being measured from there; wanted http://h:1; run again")
+    host = head(url="http://h:1")
+    assert play(host, measured(host, release="url", server={**there, "url": "http://h:1"}))
+
+
 def test_other_hosts_do_nothing(noted: RunReport) -> None:
     host, other = head(), FakeHost("spark-2")
     assert commands_of(bench.measured, other, bench.wish(host), [host, other]) == []

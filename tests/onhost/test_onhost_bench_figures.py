@@ -20,6 +20,7 @@ from simulated import Loop, Scripted, Timing
 from onhost.bench.figures import MANY, distribution, interval, slope, spread
 from onhost.bench.load import Load
 from onhost.bench.open_loop import arrivals
+from onhost.bench.prompts import WORDS, filler
 from onhost.bench.run import measure
 from onhost.bench.server import Metrics
 from onhost.jobs import Job, Progress
@@ -210,10 +211,13 @@ def test_contexts(tmp_path: Path) -> None:
 
 
 def test_contexts_of_a_tokenizer_that_minds_capitals(tmp_path: Path) -> None:
+    light = {word.strip(".") for word in filler(2 * WORDS, 1)[WORDS::10]}
+
     class Capitals(Scripted):
         def tokens_of(self, body: dict[str, Any]) -> int:
+            # All but those that a short sample would happen to have are two tokens.
             words = self.text_of(body).split()
-            return 20 + len(words) + sum(word[0].isupper() and len(word) > 6 for word in words)
+            return 20 + len(words) + sum(word[0].isupper() and word not in light for word in words)
 
     # A first token that takes longer than a byte may: the long input has time of its own.
     server = Capitals(max_model_len=40_000)
@@ -222,7 +226,7 @@ def test_contexts_of_a_tokenizer_that_minds_capitals(tmp_path: Path) -> None:
     longest = measured(tmp_path, server, profile)["contexts"][-1]
     most = int(40_000 * 0.99) - 47
     assert (longest["asked"], longest["failed"]) == (most, 0)
-    assert longest["input_tokens"] == pytest.approx(most, rel=0.005)
+    assert longest["input_tokens"] == pytest.approx(most, rel=0.005)  # 1 % is kept free
 
 
 def test_open_loop_and_saturation(tmp_path: Path) -> None:

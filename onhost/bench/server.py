@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -121,8 +122,8 @@ class Counters:
 
 
 class Metrics:
-    """Asks for the counters. A server without them is no error, and is asked once: figures are null then. Of
-    one that has them a busy moment costs the figures of that moment alone."""
+    """Asks for the counters. A server without them is no error, and is asked once: figures are null then. One
+    that has them is asked twice; where it is too busy even so, the figures of that moment alone are null."""
 
     def __init__(self, client: httpx.AsyncClient, url: str) -> None:
         self._client, self._where = client, f"{url}/metrics"
@@ -131,13 +132,14 @@ class Metrics:
     async def now(self) -> Counters:
         if self._there is False:
             return Counters({}, told=False)
-        try:
-            answer = await get(self._client, self._where, BESIDE)
-            good = answer.status_code == 200
-        except (httpx.HTTPError, TimeoutError):
-            good = False
-        self._there = self._there or good
-        return Counters(_counted(answer.text) if good else {}, told=good)
+        for _ in range(2 if self._there else 1):
+            with suppress(httpx.HTTPError, TimeoutError):
+                answer = await get(self._client, self._where, BESIDE)
+                if answer.status_code == 200:
+                    self._there = True
+                    return Counters(_counted(answer.text))
+        self._there = bool(self._there)
+        return Counters({}, told=False)
 
 
 def _counted(text: str) -> dict[str, float]:

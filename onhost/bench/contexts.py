@@ -9,7 +9,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from onhost.bench.client import Failed, Refused, Target
+from onhost.bench.client import Failed, OutOfTime, Refused, Target
 from onhost.bench.figures import distribution, tidy
 from onhost.bench.load import Load, Round
 from onhost.bench.plain import Asker
@@ -53,6 +53,8 @@ async def at_length(
                 break
             seed = int.from_bytes(os.urandom(4), "big")
             await load.one(" ".join(filler(words, seed)), None, until, result)
+    except OutOfTime as late:
+        result.late.append(str(late))
     except (Failed, Refused) as error:
         result.failures.append(str(error))
     samples = result.samples

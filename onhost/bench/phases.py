@@ -190,6 +190,9 @@ class Phases:
                 return
             self._job.progress.add(0, f"{tokens} tokens of input")
             found = await at_length(self._load, asker, tokens, profile.repeats, self._until("contexts"))
+            if not found["requests"]:  # the time was over before one of them had shown anything
+                self._note(f"contexts: the time was over with {tokens} tokens")
+                return
             self._out["contexts"].append(found)
             self._keep()
 

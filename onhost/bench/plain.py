@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from onhost.bench.client import Failed, Refused, Target, as_json, broken, refused
+from onhost.bench.client import Failed, OutOfTime, Refused, Target, as_json, broken, refused
 from onhost.ready import message_of
 
 
@@ -59,12 +59,9 @@ class Asker:
             async with asyncio.timeout_at(limit):
                 answer = await self.client.post(self.target.path, json=body)
         except TimeoutError:
-            why = (
-                "the profile's time was over"
-                if limit == self.until
-                else f"no answer in {self.target.timeout:g} s"
-            )
-            raise Failed(why) from None
+            if limit == self.until:
+                raise OutOfTime("the profile's time was over") from None
+            raise Failed(f"no answer in {self.target.timeout:g} s") from None
         except httpx.HTTPError as error:
             raise broken(error) from None
         if answer.status_code != 200:

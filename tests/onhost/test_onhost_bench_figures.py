@@ -210,6 +210,17 @@ def test_contexts(tmp_path: Path) -> None:
     assert [c["asked"] for c in found["contexts"]] == [1024, 4096, int(5000 * 0.99) - 47]
 
 
+def test_contexts_that_the_time_does_not_reach_are_no_failures(tmp_path: Path) -> None:
+    def timing(_n: int, body: dict[str, Any]) -> Timing:
+        return Timing(1000.0 if len(Scripted.text_of(body)) > (200 if slow else 5000) else 0.1, 0.01)
+
+    for slow in (False, True):  # while it is measured, and while the words are counted
+        profile = {**QUICK, "contexts": [100, 4000, 5000], "seconds": 60, "quality": []}
+        found = measured(tmp_path, Scripted(timing=timing), profile)
+        assert [c["asked"] for c in found["contexts"]] == ([] if slow else [100])
+        assert found["notes"] == [f"contexts: the time was over with {100 if slow else 4000} tokens"]
+
+
 def test_contexts_of_a_tokenizer_that_minds_capitals(tmp_path: Path) -> None:
     light = {word.strip(".") for word in filler(2 * WORDS, 1)[WORDS::10]}
 

@@ -23,6 +23,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.model, self.chunk, self.pause, self.ids, self.fault = "tiny", 1, 0.0, True, ""
         self.key: str | None = None
+        self.open_list = False  # are the models listed for who has no key, as llama.cpp's server does?
         self.text: str | None = None
         self.faults: int | None = None
         self.fault_from: int | None = None  # number of the request from which on the fault is there
@@ -42,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        if self.refused():
+        if not self.server.open_list and self.refused():
             return
         self.json(200, {"object": "list", "data": [{"id": self.server.model}]})
 

@@ -91,6 +91,15 @@ def test_an_engine_that_knows_of_no_key_is_not_ready(
     assert status == 1 and said.startswith(found)
 
 
+def test_an_engine_that_lists_its_models_for_everybody_has_a_key_all_the_same(
+    server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """llama.cpp's server asks nobody for a key there."""
+    (tmp_path / "key").write_text("sk\n")
+    server.key, server.open_list = "sk", True
+    assert run(capsys, server.url, 60, "--api-key-file", str(tmp_path / "key"))[0] == 0
+
+
 class Docker:
     """Stands for the docker command: `states` is what inspect says one call after the other (None: gone)."""
 

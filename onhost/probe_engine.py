@@ -23,12 +23,18 @@ PATIENCE = 120.0
 """s that an engine without counters has for a completion, where nothing else tells a slow one from a dead."""
 
 # Each comes from the engine's own scheduler, not from the server in front of it: a dead engine under load has
-# all of them frozen.
+# all of them frozen. SGLang and llama.cpp's server show theirs where they were started with it.
 COUNTERS = (
     "vllm:generation_tokens_total",
     "vllm:prompt_tokens_total",
     "vllm:iteration_tokens_total_count",
     "vllm:kv_cache_usage_perc",
+    "sglang:generation_tokens_total",
+    "sglang:prompt_tokens_total",
+    "sglang:token_usage",
+    "llamacpp:n_decode_total",
+    "llamacpp:prompt_tokens_total",
+    "llamacpp:tokens_predicted_total",
 )
 _LINE = re.compile(r"^(\S+?)(?:\{[^}]*\})?\s+(\S+)")
 

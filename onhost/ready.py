@@ -131,12 +131,12 @@ def attempt(client: httpx.Client, url: str, model: str, timeout: float) -> str |
     if answer.status_code != 200:
         return f"HTTP {answer.status_code} ({message_of(data)})"
     try:
-        tokens = data["usage"]["completion_tokens"]
+        come = data["usage"]["completion_tokens"] > 0
         text = data["choices"][0]["text"]
     except (TypeError, KeyError, IndexError):
         return f"HTTP 200 without a completion ({message_of(data)})"
     # Random weights may write white space only; tokens counted by the engine prove that it computed.
-    return None if isinstance(text, str) and tokens > 0 else "HTTP 200 with an empty completion"
+    return None if isinstance(text, str) and come else "HTTP 200 with an empty completion"
 
 
 def message_of(data: Any) -> str:

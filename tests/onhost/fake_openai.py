@@ -65,6 +65,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif fault == "error 200":
             self.json(200, {"error": {"message": "engine is dead"}})
+        elif fault == "odd usage 200":
+            self.json(200, {"choices": [{"text": "x"}], "usage": {"completion_tokens": None}})
         elif fault == "error 500":
             self.json(500, {"error": {"message": "EngineCore\nfailed"}})
         elif fault == "error 400":

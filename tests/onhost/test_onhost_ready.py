@@ -46,6 +46,7 @@ def test_a_completion_is_ready(server: Server, capsys: pytest.CaptureFixture[str
         ("error 500", "found HTTP 500 (EngineCore failed) after 0 s; wanted a completion"),
         ("error 200", "found HTTP 200 without a completion (engine is dead) after"),
         ("no json", "found HTTP 200 without a completion (no JSON) after"),
+        ("odd usage 200", "found HTTP 200 without a completion ("),
         ("empty", "found HTTP 200 with an empty completion after"),
     ],
 )

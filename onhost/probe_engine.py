@@ -36,7 +36,8 @@ COUNTERS = (
     "llamacpp:prompt_tokens_total",
     "llamacpp:tokens_predicted_total",
 )
-_LINE = re.compile(r"^(\S+?)(?:\{[^}]*\})?\s+(\S+)")
+# A label's value, such as a model's name, may hold any sign.
+_LINE = re.compile(r'^([^\s{]+)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)')
 
 
 class Outcome(Enum):

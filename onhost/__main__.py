@@ -26,6 +26,11 @@ def main(arguments: list[str] | None = None) -> int:
     ready.add_argument("--api-key-file", type=Path)
     ready.add_argument("--container")
     ready.add_argument("--timeout", required=True, type=float, metavar="S")
+    serves = commands.add_parser("serves", help="does the endpoint serve now, be it slowly?")
+    serves.add_argument("--url", required=True)
+    serves.add_argument("--model", required=True)
+    serves.add_argument("--api-key-file", type=Path)
+    serves.add_argument("--timeout", required=True, type=float, metavar="S")
     verify = commands.add_parser("verify", help="hold a checkpoint against its manifest, offline")
     verify.add_argument("--checkpoint", required=True, type=Path, metavar="DIR")
     verify.add_argument("--hashes", action="store_true", help="read all contents, not only headers")
@@ -53,6 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
         from onhost import ready as waiting
 
         return waiting.main(given.url, given.model, given.api_key_file, given.container, given.timeout)
+    if given.command == "serves":
+        from onhost import probe_engine
+
+        return probe_engine.main(given.url, given.model, given.api_key_file, given.timeout)
     if given.command == "prestart":
         from onhost import prestart as starting
 

@@ -13,6 +13,8 @@ from onhost.plan import JobError
 # The build and the tags go through the command line: it finds the daemon, builder and credentials as an admin
 # would.
 ENVIRONMENT = {**os.environ, "BUILDKIT_PROGRESS": "plain", "NO_COLOR": "1"}
+SECONDS = 120.0
+"""s for a command that takes seconds: a daemon that hangs would hold whoever asks it for ever."""
 TAG = re.compile(r"[a-z0-9][a-z0-9._/-]*(:[0-9]+/[a-z0-9._/-]+)?(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?")
 
 
@@ -24,11 +26,15 @@ def check_tag(tag: str) -> str:
 
 
 def docker(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a docker command that takes seconds; JobError only where there is no docker at all."""
+    """Runs a docker command that takes seconds; one that hangs has failed with 124, as `timeout` has it.
+    JobError only where there is no docker at all."""
+    words = ["docker", *arguments]
     try:
         return subprocess.run(
-            ["docker", *arguments], capture_output=True, text=True, env=ENVIRONMENT, check=False
+            words, capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=SECONDS
         )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 124, "", f"no answer in {SECONDS:.0f} s")
     except FileNotFoundError:
         raise JobError(
             "found no docker command; wanted Docker Engine; run the deploy's docker step"

@@ -7,6 +7,7 @@ another rank waits without limit: that is a state and not a failure.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -113,7 +114,13 @@ class Start:
         image = self.served.image
         done = docker("image", "inspect", "-f", "{{json .Config.Labels}}", image)
         if done.returncode:
-            raise JobError(f"found no image {image}; wanted the release's; run the deploy again")
+            said = " ".join(done.stderr.split())
+            if "no such image" in said.lower():
+                raise JobError(f"found no image {image}; wanted the release's; run the deploy again")
+            raise JobError(
+                f"found Docker not answering for image {image} ({said[-200:]}); wanted what it is; "
+                "see `systemctl status docker`"
+            )
         # An image that was taken as it is has no label of ours.
         label = (json.loads(done.stdout) or {}).get("sparkstack.image")
         if label and label != image.rpartition(":")[2]:
@@ -138,7 +145,9 @@ class Start:
         while True:
             if self.drop_caches and not _in_container():
                 os.sync()
-                Path("/proc/sys/vm/drop_caches").write_text("3", encoding="ascii")
+                # Where the kernel refuses, what it gives back by itself may do.
+                with contextlib.suppress(OSError):
+                    Path("/proc/sys/vm/drop_caches").write_text("3", encoding="ascii")
             free = available_gib(Path("/proc/meminfo").read_text(encoding="ascii"))
             if free >= wanted:
                 return
@@ -228,5 +237,8 @@ def main(config_dir: Path, state_dir: Path, drop_caches: bool) -> int:
         start.run()
     except JobError as error:
         say(" ".join(str(error).split()))
+        return 1
+    except OSError as error:  # a disk that cannot be read or written, of which any step may hear
+        say(f"found {error}; wanted this host's own files to be read and written; see `dmesg` and `df`")
         return 1
     return 0

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import httpx
 
 from onhost.group import Served
 from onhost.http_client import make_client
 from onhost.plan import JobError, read_secret
-from onhost.ready import message_of
+from onhost.ready import NotInTime, message_of, wait
 
 LEAST_PRIORITY = 1_000_000
 """vLLM serves small numbers first."""
 METRICS_SECONDS = 5.0
+PATIENCE = 120.0
+"""s that an engine without counters has for a completion, where nothing else tells a slow one from a dead."""
 
 # Each comes from the engine's own scheduler, not from the server in front of it: a dead engine under load has
-# all of them frozen.
+# all of them frozen. SGLang and llama.cpp's server show theirs where they were started with it.
 COUNTERS = (
     "vllm:generation_tokens_total",
     "vllm:prompt_tokens_total",
     "vllm:iteration_tokens_total_count",
     "vllm:kv_cache_usage_perc",
+    "sglang:generation_tokens_total",
+    "sglang:prompt_tokens_total",
+    "sglang:token_usage",
+    "llamacpp:n_decode_total",
+    "llamacpp:prompt_tokens_total",
+    "llamacpp:tokens_predicted_total",
 )
-_LINE = re.compile(r"^(\S+?)(?:\{[^}]*\})?\s+(\S+)")
+# A label's value, such as a model's name, may hold any sign.
+_LINE = re.compile(r'^([^\s{]+)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)')
 
 
 class Outcome(Enum):
@@ -108,14 +120,47 @@ def probe(served: Served, timeout: float) -> Seen:
             outcome, said = Outcome.NONE, f"no answer in {timeout:.0f} s"
         except httpx.HTTPError as error:
             outcome, said = Outcome.NONE, str(error) or type(error).__name__
-        work = None
-        if outcome is not Outcome.TOKEN:
-            try:
-                page = client.get(f"{url}/metrics", timeout=METRICS_SECONDS)
-                work = work_of(page.text) if page.status_code == 200 else None
-            except httpx.HTTPError:
-                work = None
+        work = None if outcome is Outcome.TOKEN else work_of(_metrics(client, url) or "")
     return Seen(outcome, said, work)
+
+
+def _metrics(client: httpx.Client, url: str) -> str | None:
+    """The page /metrics; "" from a server that has none, None from one that does not answer."""
+    try:
+        page = client.get(f"{url}/metrics", timeout=METRICS_SECONDS)
+    except httpx.HTTPError:
+        return None
+    return page.text if page.status_code == 200 else ""
+
+
+def serves(url: str, model: str, key: str | None, seconds: float) -> None:
+    """Returns where the endpoint serves now: a completion comes within `seconds`, or the engine works and is
+    slow, as one is that has much to do. An engine without counters, whose server answers other questions, has
+    PATIENCE for it. Errors: JobError where it does not serve."""
+    place = url.rstrip("/")
+    headers: Mapping[str, str] = {"Authorization": f"Bearer {key}"} if key else {}
+    with make_client(timeout=METRICS_SECONDS, headers=headers, proxies=False) as client:
+        before = work_of(_metrics(client, place) or "")
+        try:
+            wait(url, model, key, None, seconds)
+        except NotInTime as error:
+            page = _metrics(client, place)
+            after = work_of(page or "")
+            if before is not None and after is not None and after != before:
+                return
+            if page is None or after is not None or "no answer within" not in str(error):
+                raise
+            wait(url, model, key, None, max(PATIENCE - seconds, 0))
+
+
+def main(url: str, model: str, key_file: Path | None, seconds: float) -> int:
+    """The command `serves`: 0 where the endpoint serves, else 1 and one line on standard error."""
+    try:
+        serves(url, model, None if key_file is None else read_secret(key_file), seconds)
+    except JobError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 1
+    return 0
 
 
 def _read(answer: httpx.Response) -> tuple[Outcome, str]:

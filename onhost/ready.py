@@ -56,8 +56,13 @@ class Container:
         return f" ({last[0][:300]})" if last else ""
 
 
+class NotInTime(JobError):
+    """The time is over, and nothing that was seen says that waiting longer could not help."""
+
+
 def wait(url: str, model: str, key: str | None, container: Container | None, timeout: float) -> None:
-    """Returns after one completion. JobError when `timeout` s are over, or when waiting cannot help."""
+    """Returns after one completion. Errors: NotInTime when `timeout` s are over; JobError when waiting cannot
+    help."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     deadline = time.monotonic() + timeout
     with make_client(timeout=ANSWER, headers=headers, proxies=False) as client:
@@ -71,21 +76,24 @@ def wait(url: str, model: str, key: str | None, container: Container | None, tim
             last = attempt(client, url, model, min(max(deadline - time.monotonic(), LEAST), ANSWER))
             if last is None:
                 if key:
-                    _refuses_others(url)
+                    _refuses_others(url, model)
                 return
             if time.monotonic() >= deadline:
-                raise JobError(
+                raise NotInTime(
                     f"found {last} after {timeout:.0f} s; wanted a completion from {url}; "
                     "see the journal of the serving unit, or raise the recipe's time for starting"
                 )
             time.sleep(min(PAUSE, max(0.0, deadline - time.monotonic())))
 
 
-def _refuses_others(url: str) -> None:
-    """JobError where the endpoint answers one who has no key: its engine knows of none, and serves all."""
+def _refuses_others(url: str, model: str) -> None:
+    """JobError where the endpoint answers one who has no key: its engine knows of none, and serves all.
+
+    A completion is asked for: llama.cpp's server lists its models for everybody, also where it has a key."""
+    body = {"model": model, "prompt": "1", "max_tokens": 1}
     with make_client(timeout=ANSWER, headers={}, proxies=False) as client:
         try:
-            status = client.get(f"{url.rstrip('/')}/v1/models").status_code
+            status = client.post(f"{url.rstrip('/')}/v1/completions", json=body).status_code
         except httpx.HTTPError:
             return  # it has just answered: the next who asks will see
     if status < 300:
@@ -123,12 +131,12 @@ def attempt(client: httpx.Client, url: str, model: str, timeout: float) -> str |
     if answer.status_code != 200:
         return f"HTTP {answer.status_code} ({message_of(data)})"
     try:
-        tokens = data["usage"]["completion_tokens"]
+        come = data["usage"]["completion_tokens"] > 0
         text = data["choices"][0]["text"]
     except (TypeError, KeyError, IndexError):
         return f"HTTP 200 without a completion ({message_of(data)})"
     # Random weights may write white space only; tokens counted by the engine prove that it computed.
-    return None if isinstance(text, str) and tokens > 0 else "HTTP 200 with an empty completion"
+    return None if isinstance(text, str) and come else "HTTP 200 with an empty completion"
 
 
 def message_of(data: Any) -> str:

@@ -20,6 +20,8 @@ CONTAINER = "sparkstack-serve"
 DRAIN_SECONDS = 25
 """How long vLLM lets open requests end when it is stopped; less than the unit gives it. Without this word it
 cuts them off."""
+DRAINS_FROM = (0, 18)
+"""The first vLLM that knows it."""
 MASTER_PORT, MASTER_PORTS = 25000, 5000
 """Where the ranks meet on the head's address: one of so many ports from this one on (below those that the
 kernel gives away by itself)."""
@@ -79,7 +81,7 @@ def serve_argv(
     derived: dict[str, Any] = {"served_model_name": recipe.served_name}
     if rank.rank == 0:
         derived |= {"host": bind, "port": port}
-        if options.get("shutdown_timeout") is None:
+        if "shutdown_timeout" not in options and _drains(recipe, rank.world):
             derived["shutdown_timeout"] = DRAIN_SECONDS
     if recipe.image.build == "source" and accelerator == "gpu":
         derived["mm_encoder_attn_backend"] = ENCODER_BACKEND  # an option of the recipe wins
@@ -110,6 +112,18 @@ def serve_argv(
         raise SparkstackError(problems)
     given = {name: value for name, value in options.items() if value is not None}
     return words_of(model_path, derived | given)
+
+
+def _drains(recipe: Recipe, world: int) -> bool:
+    """Does the image's vLLM know `--shutdown-timeout`? One that does not would end at once for it.
+
+    Where neither the recipe nor the tag of vLLM's own image says the version, an image that needs Ray is an
+    older one, and any other one knows it.
+    """
+    named = re.search(r"vllm-openai:v(\d+\.\d+)", recipe.image.base)
+    said = recipe.image.version or (named[1] if named else "")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", said)[:2])
+    return numbers >= DRAINS_FROM if numbers else not over_ray(recipe, world)
 
 
 def over_ray(recipe: Recipe, world: int) -> bool:

@@ -310,10 +310,14 @@ def with_unit(hosts: list[Any]) -> list[Any]:
 
 
 def stop_ranks(host: Any, hosts: list[Any]) -> bool:
-    """Stop the units of all ranks, the head's first: it stops taking requests before a worker goes."""
+    """Stop the units of all ranks, the head's first: it stops taking requests before a worker goes.
+
+    An engine that is stopped while it loads may not hear of it (a container's first process ignores signals
+    that it does not handle), and systemd ends only Docker's client: such a container goes here."""
+    gone = f"{{ timeout 60 docker rm -f {CONTAINER} >/dev/null 2>&1; true; }}"
     progress.update(f"{hosts[0].name} serve", "stop", 0, None, "s", "stopping the ranks")
     for rank in hosts:
-        ok, said = shell(rank, f"systemctl stop {UNIT}")
+        ok, said = shell(rank, f"systemctl stop {UNIT} && {gone}")
         if not ok:
             return report_failure(host, f"{rank.name}: {UNIT} could not be stopped; found: {said}")
     return True

@@ -65,7 +65,7 @@ def ensure(host: Any) -> None:
     if head is None or host.name != head.name or _kept or "--dry" in sys.argv:
         return
     since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    who = f"{getpass.getuser()} on {socket.gethostname()}, pid {os.getpid()}, since {since}"
+    who = f"{_me()} on {socket.gethostname()}, pid {os.getpid()}, since {since}"
     words = StringCommand(f"bash -c {shlex.quote(script(who))}")
     command = make_unix_command_for_host(
         head.state, head, words, _sudo=bool(head.data.get("_sudo"))
@@ -89,6 +89,13 @@ def ensure(host: Any) -> None:
     if problem := refusal(head.name, said):
         raise SiteError(str(problem))
     _kept.append((stdin, stdout, stderr, gevent.spawn(_beat, stdin)))
+
+
+def _me() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in a container
+        return f"uid {os.getuid()}"
 
 
 def _beat(stdin: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import replace
+from ipaddress import ip_address
 from typing import Any
 
 from pyinfra import host as current_host
@@ -34,6 +35,29 @@ def _check_local(hosts: list[Any], kind: str, data: Any) -> None:
                 "@local", "no address", "the one by which others reach it", "set `address` in the inventory"
             )
         )
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_bind(head: Any, data: Any) -> None:
+    """A host's own name is 127.0.1.1 to itself on Ubuntu: an endpoint bound to it would be nobody else's."""
+    address = management_address(head)
+    if data.serve_bind != "management" or _is_ip(address):
+        return
+    raise SparkstackError(
+        Problem(
+            head.name,
+            f"management address {address!r}",
+            "an IP address, for the endpoint listens on it",
+            "set `address` in the inventory, or serve_bind to an address",
+        )
+    )
 
 
 @functools.cache
@@ -117,6 +141,7 @@ def load(whole: bool = True) -> Site:
             raise SparkstackError(problems)
         fabric = _fabric(hosts, data)
         _check_local(hosts, fabric.kind, data)
+        _check_bind(hosts[0], data)
         for host in hosts:
             nccl.host_address(fabric, host.name, management_address(host))
         rank = names.index(current_host.name)

@@ -273,7 +273,11 @@ def _restart(
     for rank in due:
         ok, said = shell(rank, f"{restart} && rm -f {DUE} {BEFORE}")
         if not ok:
-            return _take_back(host, rank, path, said)
+            _take_back(host, rank, path, said)
+            # What served is not left stopped for a mistake in the settings; nobody waits for it here.
+            if serving:
+                activation.started(host, ranks)
+            return False
         if stopped := ", ".join(name for name, back in others[rank.name].items() if not back):
             line = f"{rank.name}: docker: the restart stopped {stopped}; start what you still want of these"
             host.log_styled(line, fg="yellow", log_func=logger.warning)

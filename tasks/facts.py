@@ -164,7 +164,8 @@ class Addresses(FactBase[dict[str, list[str]]]):
 
 
 class Completes(FactBase[bool]):
-    """Returns True when the endpoint answers a real completion now, within `seconds`.
+    """Returns True when the endpoint answers a real completion now, within `seconds`, or works and is slow:
+    one that has much to do is not to be started anew.
 
     A head whose worker has died looks alive in every other way: its unit is active, /health says 200.
     """
@@ -172,7 +173,7 @@ class Completes(FactBase[bool]):
     default = bool
 
     def command(self, python: str, url: str, model: str, seconds: int, key_file: str | None = None) -> str:
-        words = [python, "-m", "onhost", "ready", "--url", url, "--model", model, "--timeout", str(seconds)]
+        words = [python, "-m", "onhost", "serves", "--url", url, "--model", model, "--timeout", str(seconds)]
         words += ["--api-key-file", key_file] if key_file else []
         return shlex.join(words) + " >/dev/null 2>&1 && echo completes || true"
 

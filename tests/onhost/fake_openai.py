@@ -22,7 +22,9 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.model, self.chunk, self.pause, self.ids, self.fault = "tiny", 1, 0.0, True, ""
+        self.metrics: list[str] = []  # pages, one after the other; the last one again and again
         self.key: str | None = None
+        self.open_list = False  # are the models listed for who has no key, as llama.cpp's server does?
         self.text: str | None = None
         self.faults: int | None = None
         self.fault_from: int | None = None  # number of the request from which on the fault is there
@@ -42,7 +44,10 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        if self.refused():
+        if self.path == "/metrics" and (pages := self.server.metrics):
+            self.raw(200, (pages.pop(0) if len(pages) > 1 else pages[0]).encode(), "text/plain")
+            return
+        if not self.server.open_list and self.refused():
             return
         self.json(200, {"object": "list", "data": [{"id": self.server.model}]})
 
@@ -55,8 +60,13 @@ class Handler(BaseHTTPRequestHandler):
             self.json(404, {"error": {"message": f"The model `{body['model']}` does not exist."}})
             return
         fault = self.fault()
-        if fault == "error 200":
+        if fault == "hangs":
+            time.sleep(5)  # in a thread that nobody waits for
+            self.close_connection = True
+        elif fault == "error 200":
             self.json(200, {"error": {"message": "engine is dead"}})
+        elif fault == "odd usage 200":
+            self.json(200, {"choices": [{"text": "x"}], "usage": {"completion_tokens": None}})
         elif fault == "error 500":
             self.json(500, {"error": {"message": "EngineCore\nfailed"}})
         elif fault == "error 400":

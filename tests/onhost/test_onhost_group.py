@@ -7,13 +7,13 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import CompletedProcess, TimeoutExpired
 from typing import Any
 
 import pytest
 
 from onhost import __main__ as command
-from onhost import group, prestart
+from onhost import docker_cli, group, prestart
 from onhost.group import Peers, Served, State
 from onhost.plan import JobError
 from onhost.prestart import Start
@@ -253,6 +253,11 @@ def test_docker_is_waited_for(host: Host) -> None:
             {},
             f"found no image sparkstack/vllm:{RELEASE}; wanted the release's; run the deploy again",
         ),
+        (
+            "daemon",
+            {},
+            f"found Docker not answering for image sparkstack/vllm:{RELEASE} (no answer in 120 s); ",
+        ),
         ("label", {}, f"found image sparkstack/vllm:{RELEASE} with the content of 77; wanted its own; "),
         ("checkpoint", {}, "found checkpoint c damaged: a: missing; wanted it as its manifest says; run "),
         (
@@ -269,6 +274,8 @@ def test_what_ends_a_start(host: Host, fault: str, about: dict[str, Any], said: 
             host.docker["rm"] = [(False, "no daemon")]
         elif fault == "image":
             host.docker["image"] = [CompletedProcess([], 1, "", "No such image")]
+        elif fault == "daemon":
+            host.docker["image"] = [CompletedProcess([], 124, "", "no answer in 120 s")]
         elif fault == "label":
             host.docker["image"] = [CompletedProcess([], 0, '{"sparkstack.image": "77"}\n', "")]
         elif fault == "checkpoint":
@@ -280,6 +287,37 @@ def test_what_ends_a_start(host: Host, fault: str, about: dict[str, Any], said: 
             start(host, Peers(Path("/nowhere")), world=1, **about).run()
     assert said in str(caught.value)
     assert group.read_line("group") == ""
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device", "/run/x"), JobError("found a; b")])
+def test_the_command_ends_with_one_line(
+    host: Host,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+) -> None:
+    """Also where a disk fails, which any step may hear of."""
+
+    def fails(folder: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(prestart.manifests, "read", fails)
+    monkeypatch.setattr(group, "read_release", lambda folder: served(world=1))
+    assert prestart.main(tmp_path, tmp_path, False) == 1
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith(f"rank 0, release {RELEASE}: found ") and str(error) in last
+
+
+def test_docker_that_hangs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(*words: Any, timeout: float, **more: Any) -> None:
+        raise TimeoutExpired(words, timeout)
+
+    monkeypatch.setattr(docker_cli.subprocess, "run", hangs)
+    done = docker_cli.docker("image", "inspect", "x")
+    assert (done.returncode, done.stderr) == (124, "no answer in 120 s")
+    with pytest.raises(JobError, match=r"^found 'no answer in 120 s' from docker; wanted a running daemon"):
+        docker_cli.inspect_image("x")
 
 
 def test_memory_that_is_available_is_read() -> None:

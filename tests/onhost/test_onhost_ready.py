@@ -14,7 +14,7 @@ import pytest
 from fake_openai import Server, serving
 
 from onhost import __main__ as command
-from onhost import ready
+from onhost import probe_engine, ready
 
 
 @pytest.fixture
@@ -46,6 +46,7 @@ def test_a_completion_is_ready(server: Server, capsys: pytest.CaptureFixture[str
         ("error 500", "found HTTP 500 (EngineCore failed) after 0 s; wanted a completion"),
         ("error 200", "found HTTP 200 without a completion (engine is dead) after"),
         ("no json", "found HTTP 200 without a completion (no JSON) after"),
+        ("odd usage 200", "found HTTP 200 without a completion ("),
         ("empty", "found HTTP 200 with an empty completion after"),
     ],
 )
@@ -89,6 +90,61 @@ def test_an_engine_that_knows_of_no_key_is_not_ready(
     status, said = run(capsys, server.url, 60, "--api-key-file", str(tmp_path / "key"))
     found = f"found HTTP 200 from {server.url} without the API key; wanted 401; "
     assert status == 1 and said.startswith(found)
+
+
+def test_an_engine_that_lists_its_models_for_everybody_has_a_key_all_the_same(
+    server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """llama.cpp's server asks nobody for a key there."""
+    (tmp_path / "key").write_text("sk\n")
+    server.key, server.open_list = "sk", True
+    assert run(capsys, server.url, 60, "--api-key-file", str(tmp_path / "key"))[0] == 0
+
+
+TOKENS = "vllm:generation_tokens_total"
+
+
+@pytest.mark.parametrize(
+    ("fault", "metrics", "serving_now"),
+    [
+        ("", [], True),
+        ("hangs", [f"{TOKENS} 1", f"{TOKENS} 2"], True),  # it has much to do
+        ("hangs", [f"{TOKENS} 1"], False),  # a head that waits for a dead rank
+        ("hangs", [], False),  # nothing but its answer tells, and patience ends
+        ("error 500", [f"{TOKENS} 1"], False),
+        ("error 500", [], False),
+    ],
+)
+def test_what_is_slow_serves_all_the_same(
+    server: Server,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    metrics: list[str],
+    serving_now: bool,
+) -> None:
+    monkeypatch.setattr(ready, "LEAST", 0.1)
+    monkeypatch.setattr(probe_engine, "PATIENCE", 0.15)
+    server.fault, server.metrics = fault, metrics
+    asked = ["serves", "--url", server.url, "--model", "tiny", "--timeout", "0.05"]
+    assert command.main(asked) == (0 if serving_now else 1)
+    assert capsys.readouterr().err.startswith("" if serving_now else "found ")
+
+
+def test_an_engine_without_counters_that_is_busy_is_waited_for(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready, "LEAST", 0.1)
+    server.fault, server.faults = "hangs", 1
+    assert command.main(["serves", "--url", server.url, "--model", "tiny", "--timeout", "0.05"]) == 0
+
+
+def test_what_does_not_serve_says_so_at_once(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """A closed port and another model are no matter of patience."""
+    assert command.main(["serves", "--url", "http://127.0.0.1:9", "--model", "tiny", "--timeout", "0"]) == 1
+    assert capsys.readouterr().err.startswith("found a closed port after")
+    assert command.main(["serves", "--url", server.url, "--model", "other", "--timeout", "60"]) == 1
+    assert capsys.readouterr().err.startswith("found HTTP 404")
 
 
 class Docker:

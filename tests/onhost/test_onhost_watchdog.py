@@ -185,8 +185,11 @@ def test_counters_are_summed_over_labels() -> None:
         'vllm:generation_tokens_total{engine="1",model_name="a b"} 2.0\n'
         "vllm:kv_cache_usage_perc 0.5\nvllm:num_requests_waiting 9\nbroken\n"
     )
-    assert work_of(page) == (7.0, 0.0, 0.0, 0.5)
+    assert work_of(page) == (7.0, 0.0, 0.0, 0.5, *[0.0] * 6)
+    assert work_of("llamacpp:n_decode_total 250\n") != work_of("llamacpp:n_decode_total 251\n")
     assert work_of("vllm:num_requests_waiting 9\n") is None
+    odd = 'vllm:generation_tokens_total{model_name="a} \\"b\\" {c",engine="0"} 5.0\n'
+    assert work_of(odd) == (5.0, *[0.0] * 9)
 
 
 @pytest.mark.parametrize(

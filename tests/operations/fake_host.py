@@ -136,7 +136,10 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         r"test -f \S+/(\S+)/manifest\.json \|\| echo 'checkpoint \4'",
         "",
     ),
-    "stop rank": (rf"systemctl stop {SERVE}", ""),
+    "stop rank": (
+        rf"systemctl stop {SERVE} && \{{ timeout 60 docker rm -f \S+ >/dev/null 2>&1; true; \}}",
+        "",
+    ),
     "unit of rank": (rf"systemctl show -p LoadState --value {SERVE}", "loaded"),
     "switch rank": (
         rf"systemctl reset-failed {SERVE} 2>/dev/null; "

@@ -51,6 +51,16 @@ def test_a_lock_that_cannot_be_had_is_a_line() -> None:
     assert "(no answer)" in str(alone.refusal("spark-1", ""))
 
 
+def test_who_has_no_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller in a container whose user is in no passwd."""
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr(alone.getpass, "getuser", nobody)
+    assert alone._me() == f"uid {alone.os.getuid()}"
+
+
 def test_the_heads_place_takes_it_and_a_dry_run_does_not(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:

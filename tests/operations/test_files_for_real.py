@@ -423,7 +423,7 @@ def test_an_endpoint_that_completes(
     asked = {"url": "http://10.0.0.1:8000", "model": "org/a model", "seconds": 10}
     assert ask(Completes, python=f"{tmp_path}/bin/python", **asked) is answer
     assert (tmp_path / "words").read_text() == (
-        "-m onhost ready --url http://10.0.0.1:8000 --model org/a model --timeout 10\n"
+        "-m onhost serves --url http://10.0.0.1:8000 --model org/a model --timeout 10\n"
     )
 
 

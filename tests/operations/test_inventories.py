@@ -103,3 +103,19 @@ def test_this_machine_without_an_address(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "@local: found no address; wanted the one by which others reach it; set `address` in the inventory"
     )
+
+
+def test_an_endpoint_listens_on_an_address_and_not_on_a_name(tmp_path: Path) -> None:
+    """To itself a host's name may be 127.0.1.1, and then nobody else would reach what listens on it."""
+    inventory = tmp_path / "mine.py"
+    inventory.write_text('sparks = [("spark-1", {})]\n')
+    assert load(inventory, serve_bind="127.0.0.1")[0].bind == "127.0.0.1"
+    with pytest.raises(site.SiteError) as caught:
+        load(inventory, serve_bind="management")
+    assert str(caught.value) == (
+        "spark-1: found management address 'spark-1'; wanted an IP address, for the endpoint listens on it; "
+        "set `address` in the inventory, or serve_bind to an address"
+    )
+    other = tmp_path / "other.py"  # pyinfra reads a file once
+    other.write_text('sparks = [("spark-1", {"address": "192.0.2.7"})]\n')
+    assert load(other, serve_bind="management")[0].bind == "192.0.2.7"

@@ -208,6 +208,14 @@ def test_a_daemon_that_does_not_come_back_gets_the_file_before_back(sites: Sites
     ]
 
 
+def test_what_served_starts_again_where_the_daemon_refused_the_settings(sites: Sites) -> None:
+    ranks = head, worker = sites(2, restart_serving="yes")
+    worker.host.answers = {"restart docker": (False, "failed"), "journal of docker": "unable to configure"}
+    assert not restart(ranks, 1, SERVING)
+    assert worker.host.kinds()[-2:] == ["take settings back", "start rank"]
+    assert head.host.kinds()[-1] == "start rank"
+
+
 def test_a_dead_mirror_is_a_warning_with_its_name(sites: Sites) -> None:
     (site,) = sites(1)
     answers = {"https://a.example": "200", "https://b.example": "401", "http://c": "000", "http://d": "404"}

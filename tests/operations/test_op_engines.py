@@ -141,3 +141,14 @@ def test_without_a_key_nothing_is_written(sites: Sites) -> None:
         "spark-1: found the endpoint at 0.0.0.0, all interfaces, and no API key; wanted a key, or one "
         "address; set api_key_file, or serve_bind"
     ]
+
+
+def test_a_served_name_is_one_word_to_who_asks_whether_it_serves(sites: Sites) -> None:
+    """The script is a shell's: a blank, a quote or a `$` in the name stays what it is."""
+    (site,) = sites(1)
+    name = "My model's 3 (big) $(reboot)"
+    odd = replace(site, recipe=site.recipe.model_copy(update={"served_model_name": name}))
+    line = next(line for line in odd.ready_script(0).splitlines() if "onhost ready" in line)
+    words = shlex.split(line)
+    assert words[words.index("--model") + 1] == name
+    assert words[words.index("--url") + 1] == odd.endpoint

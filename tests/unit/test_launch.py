@@ -48,6 +48,32 @@ def test_a_single_spark() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("base", "version", "options", "drains"),
+    [
+        ("a/b@sha256:c", None, {}, True),
+        ("a/b@sha256:c", "0.18.0", {}, True),
+        ("a/b@sha256:c", "0.17.1", {}, False),
+        ("a/b@sha256:c", "1.0", {}, True),
+        ("docker.io/vllm/vllm-openai:v0.11.2", None, {}, False),
+        ("vllm/vllm-openai:v0.20.2-cu130", None, {}, True),
+        ("vllm/vllm-openai:v0.11.2", "0.19.1", {}, True),  # what the recipe says counts
+        ("a/b@sha256:c", None, {"shutdown_timeout": None}, False),
+        ("a/b@sha256:c", None, {"distributed_executor_backend": "ray"}, False),
+        ("a/b@sha256:c", "0.20.2", {"distributed_executor_backend": "ray"}, True),
+    ],
+)
+def test_a_vllm_that_knows_no_draining_is_not_told_to(
+    base: str, version: str | None, options: dict[str, Any], drains: bool
+) -> None:
+    """It would end at once for a flag that it does not know."""
+    one = recipe(options)
+    image = one.image.model_copy(update={"base": base, "version": version})
+    place = Rank(0, 2, "192.168.100.10", "192.168.100.10")
+    words = serve_argv(one.model_copy(update={"image": image}), place, bind="::", port=8000)
+    assert ("--shutdown-timeout" in words) is drains
+
+
 def test_the_head_of_two() -> None:
     assert shlex.join(argv(world=2)) == (
         "vllm serve /model --served-model-name org/tiny --host 0.0.0.0 --port 8000 --shutdown-timeout 25 "

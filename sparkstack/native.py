@@ -249,8 +249,6 @@ def missing_pins(
     return result
 
 
-PROMPT_TOKENS = 64
-"""What the benchmark's longest prompt and a chat's template take at least."""
 SECRET_OPTIONS = ("api_key", "hf_token")
 SECRET_FLAGS = ("--api-key", "--hf-token")
 SECRET_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -319,13 +317,6 @@ def contradictions(recipe: Recipe, document: Document) -> list[Problem]:
             found = f"expect.{'.'.join(keys)} for {streams} streams"
             wanted = f"one of benchmark.streams {recipe.benchmark.streams}"
             result.append(Problem(where, found, wanted, f"add {streams} to benchmark.streams"))
-    longest, tokens = recipe.serve.options.get("max_model_len"), recipe.benchmark.max_tokens
-    if type(longest) is int and 0 < longest < tokens + PROMPT_TOKENS:
-        # Refused here and not by the server, after all has been deployed.
-        found = f"benchmark.max_tokens {tokens} with serve.options.max_model_len {longest}"
-        wanted = f"room for a prompt of {PROMPT_TOKENS} tokens beside it"
-        where = document.where(("benchmark", "max_tokens"))
-        result.append(Problem(where, found, wanted, "correct one of the two"))
     if recipe.image.build == "source" and recipe.serve.engine != "vllm":
         where = document.where(("image", "build"))
         found = f"image.build: source with engine {recipe.serve.engine}"

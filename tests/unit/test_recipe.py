@@ -193,12 +193,6 @@ def test_every_problem_is_listed_with_its_line_in_order(tmp_path: Path) -> None:
             "name: tiny\nbenchmark: {streams: [2, 2]}",
             "r.yaml:2: found benchmark = {'streams': [2, 2]}; wanted each number of streams once, 1 or more",
         ),
-        (
-            "name: tiny",
-            "name: tiny\nbenchmark:\n  max_tokens: 1024",
-            "r.yaml:3: found benchmark.max_tokens 1024 with serve.options.max_model_len 1024; wanted room for a "
-            "prompt of 64 tokens beside it; correct one of the two",
-        ),
     ],
 )  # fmt: skip
 def test_each_mistake_has_its_line(tmp_path: Path, old: str, new: str, expected: str) -> None:

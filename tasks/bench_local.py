@@ -17,7 +17,7 @@ from typing import Any
 
 from sparkstack.figures import table_of
 from tasks import interrupts
-from tasks.remote import POLL_SECONDS, WATCH_SECONDS, progress
+from tasks.remote import POLL_SECONDS, WATCH_SECONDS, progress, show
 from tasks.site import ROOT
 
 FOLDER = ROOT / ".cache" / "bench"
@@ -102,18 +102,8 @@ def _followed(plan_file: Path, job: Path) -> End:
 
 
 def _show(path: Path) -> None:
-    try:
-        step = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
-    except (OSError, ValueError, IndexError):
-        return  # nothing yet, or a line that is being written just now
-    progress.update(
-        LABEL,
-        step.get("stage", ""),
-        step.get("done", 0),
-        step.get("total"),
-        step.get("unit", ""),
-        step.get("note", ""),
-    )
+    with suppress(OSError, IndexError):  # nothing yet
+        show(LABEL, path.read_text(encoding="utf-8").splitlines()[-1])
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -158,7 +158,7 @@ def _start_and_follow(
         states = [i for i, line in enumerate(lines) if not line.startswith("{")]
         active = bool(states) and lines[states[0]] in ("active", "activating", "deactivating")
         if states and states[0] > 0:
-            _show(label, lines[0])
+            show(label, lines[0])
         if active:
             if watch is not None and time.monotonic() - looked_at >= WATCH_SECONDS:
                 watch.look(host, folder)
@@ -184,7 +184,8 @@ def _start_and_follow(
         time.sleep(POLL_SECONDS)
 
 
-def _show(label: str, line: str) -> None:
+def show(label: str, line: str) -> None:
+    """Show a line of a job's progress.jsonl."""
     try:
         step = json.loads(line)
     except ValueError:

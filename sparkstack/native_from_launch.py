@@ -55,28 +55,8 @@ def native(
         del options["distributed_executor_backend"]
     if open_size:
         options.pop("tensor_parallel_size", None)
-    revision = launch.revision
-    pinned = revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision) is not None
-    value = {
-        "name": launch.name,
-        "description": " ".join((recipe.description or "").split()),
-        "model": launch.model,
-        "served_model_name": None if launch.served_name == launch.model else launch.served_name,
-        "min_nodes": launch.min_nodes,
-        "max_nodes": launch.max_nodes,
-        "checkpoint": {"source": {"repo": launch.model, "revision": revision if pinned else UNVERIFIED}},
-        "image": {"base": launch.image or UNVERIFIED},
-        "serve": {
-            "engine": "atlas" if launch.runtime == "atlas" else "vllm",
-            "port": launch.port,
-            "options": options,
-            "env": launch.env,
-            **_container(recipe),
-        },
-        "budget": _budget(launch),
-        **_benchmark(recipe),
-        "metadata": launch.metadata,
-    }
+    engine = "atlas" if launch.runtime == "atlas" else "vllm"
+    value = _value(launch, recipe, launch.model, launch.served_name, {"engine": engine, "options": options})
     return _validated(value, launch, document, findings)
 
 
@@ -109,33 +89,33 @@ def _foreign(
     for name in without:
         where, found = launch.where(f"options.{name}"), f"{name} with runtime {launch.runtime}"
         findings.append(warning("ignored", where, found, "an option that it has", "it has no effect here"))
+    serve = {"engine": "command", "command": command, "options": options}
+    value = _value(launch, recipe, repo, named or launch.served_name, serve)
+    value |= {"min_nodes": 1, "max_nodes": 1}
+    value["checkpoint"]["source"]["allow"] = files
+    return _validated(value, launch, document, findings)
+
+
+def _value(
+    launch: Launch, recipe: Community, repo: str, served: str | None, serve: dict[str, Any]
+) -> dict[str, Any]:
+    """The keys of a native recipe for the weights of `repo`; `serve` has the engine and what is its own."""
     revision = launch.revision
     pinned = revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision) is not None
-    served = named or launch.served_name
-    value = {
+    return {
         "name": launch.name,
         "description": " ".join((recipe.description or "").split()),
         "model": repo,
         "served_model_name": None if served == repo else served,
-        "min_nodes": 1,
-        "max_nodes": 1,
-        "checkpoint": {
-            "source": {"repo": repo, "revision": revision if pinned else UNVERIFIED, "allow": files}
-        },
+        "min_nodes": launch.min_nodes,
+        "max_nodes": launch.max_nodes,
+        "checkpoint": {"source": {"repo": repo, "revision": revision if pinned else UNVERIFIED}},
         "image": {"base": launch.image or UNVERIFIED},
-        "serve": {
-            "engine": "command",
-            "command": command,
-            "port": launch.port,
-            "options": options,
-            "env": launch.env,
-            **_container(recipe),
-        },
+        "serve": {**serve, "port": launch.port, "env": launch.env, **_container(recipe)},
         "budget": _budget(launch),
         **_benchmark(recipe),
         "metadata": launch.metadata,
     }
-    return _validated(value, launch, document, findings)
 
 
 def _validated(

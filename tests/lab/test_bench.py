@@ -6,9 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from sparkstack import report_files
 from tests.lab.conftest import ROOT, Spark, newest_report, pyinfra
 from tests.lab.test_end_to_end import differing, recipe_copy
+
+pytestmark = pytest.mark.lab
 
 OWN = re.compile(r"/var/lib/sparkstack/(jobs|plans)/sparkstack-bench-now-")
 

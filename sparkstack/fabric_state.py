@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sparkstack import file_states
+
 Reach = Literal["jumbo", "small", "none"]
 
 
@@ -67,7 +69,7 @@ _KEYS = {"interface-name": "interface", "mac-address": "mac", "controller": "mas
 def parse(lines: Sequence[str]) -> FabricState:
     """What a host said; lines that are none of the script's are left out."""
     links: dict[str, Link] = {}
-    routes, hcas, files, reach = [], {}, {}, {}
+    routes, files, hcas, reach = [], [], {}, {}
     netplan: dict[str, str | None] = {}
     profiles: list[Profile] = []
     profile: dict[str, str] = {}
@@ -84,8 +86,7 @@ def parse(lines: Sequence[str]) -> FabricState:
             name, _, hca = rest.partition(" ")
             hcas[name] = hca
         elif word == "file":
-            sha256, mode, owner, path = rest.split(" ", 3)
-            files[path] = {"sha256": sha256, "mode": mode.zfill(3), "owner": owner}
+            files.append(rest)
         elif word == "netplan":
             text, _, path = rest.partition(" ")
             netplan[path] = base64.b64decode(text).decode(errors="replace")
@@ -113,7 +114,7 @@ def parse(lines: Sequence[str]) -> FabricState:
         links,
         routes,
         hcas,
-        files,
+        file_states.parse(files),
         netplan,
         profiles,
         reach,  # type: ignore[arg-type]

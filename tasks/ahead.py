@@ -4,11 +4,11 @@ A command over SSH takes more of the controller's processor than most facts take
 waited for. So `plan` asks for all of them while the run is declared, and the hosts work meanwhile. Operations
 ask as ever, with `host.get_fact`, and get the lines that their own command would have printed.
 
-Honest is what is not remembered: an answer counts until anything else runs on the host, whoever runs it, and
-for ten seconds at most; then all that is still to come is asked again, again together. A command that failed
-is not remembered; it is run again when an operation asks, and says itself what is wrong. Facts that go by the
-clock, or take long, are `ALONE`: never asked ahead, but known to change nothing. What waits for a change must
-not wait by a fact that is asked ahead; `tasks.remote.shell` is for that.
+Honest is what is not remembered: an answer counts until anything but a fact runs on the host, whoever runs
+it, and for ten seconds at most; then all that is still to come is asked again, again together. A command that
+failed is not remembered; it is run again when an operation asks, and says itself what is wrong. Facts that go
+by the clock, or take long, are `ALONE`: never asked ahead. What waits for a change must not wait by a fact
+that is asked ahead; `tasks.remote.shell` is for that.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gevent.local import local
+from gevent.lock import RLock
 from paramiko import SSHException
-from pyinfra.api import StringCommand
+from pyinfra.api import StringCommand, arguments
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
@@ -49,16 +51,24 @@ def plan(site: Site, stages: list[str]) -> None:
     me = site.host
     if not isinstance(me.connector, Connector):
         me.connector = Connector(me.connector)
+        me.get_fact = functools.partial(me.connector.reading, me.get_fact)
     asks = [ask for stage in stages if stage in STAGES for ask in STAGES[stage](site)]
     # As pyinfra will have them for the operations' own questions.
     globally, _ = pop_global_arguments(me.state, me, {})
     me.connector.ask_ahead(
         [_text(fact().command(**words)) for fact, words in asks if fact not in ALONE],
-        [_text(fact().command(**words)) for fact, words in asks if fact in ALONE],
         {name: value for name, value in globally.items() if name in CONNECTOR_ARGUMENT_KEYS},
     )
     if file := me.state.current_exec_filename:
         register(file)
+    remember_arguments()
+
+
+def remember_arguments() -> None:
+    """At each fact and operation pyinfra works out anew, from annotations that are text, which global arguments
+    there are (`_sudo`…) and of which types. They are the same at any time; that is 1 ms of each."""
+    if not hasattr(arguments.all_global_arguments, "cache_info"):
+        arguments.all_global_arguments = functools.cache(arguments.all_global_arguments)
 
 
 def register(file: str) -> None:
@@ -80,7 +90,6 @@ class Connector:
     def __init__(self, connector: Any) -> None:
         self._connector = connector
         self._planned: list[str] = []  # in the order in which they will be asked
-        self._alone: list[str] = []
         self._arguments: dict[str, Any] = {}  # pyinfra's (sudo…), with which they will be asked
         self._answers: dict[str, list[str] | None] = {}  # None: it failed
         self._used: set[str] = set()
@@ -88,15 +97,28 @@ class Connector:
         self._executing = False
         # How often something else began or ended here: answers that were on their way then are not kept.
         self._others = 0
+        # Hosts ask one another, too: who comes while an answer is on its way waits for it.
+        self._asking = RLock()
+        self._reading = local()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connector, name)
 
-    def ask_ahead(self, planned: list[str], alone: list[str], arguments: dict[str, Any]) -> None:
-        """Ask what is `planned`; what is `alone` will be asked by itself, and is known to change nothing."""
-        self._planned, self._alone, self._arguments = planned, alone, arguments
-        if planned:
-            self._ask(planned[0], {})
+    def ask_ahead(self, planned: list[str], arguments: dict[str, Any]) -> None:
+        """Ask what is `planned`."""
+        with self._asking:
+            self._planned, self._arguments = planned, arguments
+            if planned:
+                self._ask(planned[0], {})
+
+    def reading(self, get_fact: Any, *words: Any, **arguments: Any) -> Any:
+        """`get_fact` of pyinfra's host: what it runs, as every fact's command, changes nothing."""
+        before = getattr(self._reading, "now", False)
+        self._reading.now = True
+        try:
+            return get_fact(*words, **arguments)
+        finally:
+            self._reading.now = before
 
     def run_shell_command(
         self, command: StringCommand | str, **arguments: Any
@@ -104,15 +126,16 @@ class Connector:
         """As pyinfra's connectors: (success, output)."""
         text = _text(command)
         printing = {name: arguments.pop(name) for name in [*arguments] if name.startswith("print_")}
-        if text in self._planned and arguments == self._arguments:
-            if text not in self._answers or time.monotonic() - self._asked_at > MAX_AGE_SECONDS:
-                self._ask(text, printing)
-            lines = self._answers.get(text)
-            if lines is not None:
-                self._used.add(text)
-                return True, CommandOutput([OutputLine("stdout", line) for line in lines])
+        with self._asking:
+            if text in self._planned and arguments == self._arguments:
+                if text not in self._answers or time.monotonic() - self._asked_at > MAX_AGE_SECONDS:
+                    self._ask(text, printing)
+                lines = self._answers.get(text)
+                if lines is not None:
+                    self._used.add(text)
+                    return True, CommandOutput([OutputLine("stdout", line) for line in lines])
         run = self._connector.run_shell_command
-        if text not in self._alone:
+        if not getattr(self._reading, "now", False):
             run = functools.partial(self._other, run)
         return run(command, **printing, **arguments)  # type: ignore[no-any-return]
 
@@ -146,7 +169,9 @@ class Connector:
         others, self._asked_at = self._others, time.monotonic()
         word = secrets.token_hex(8)
         script = "".join(
-            f"sh -c {shlex.quote(one)} </dev/null\nprintf '\\n{word} %s\\n' $?\n" for one in commands
+            # A shell of its own, as far as a subshell is one: what it sets, and where it ends, is its own.
+            f"(eval {shlex.quote(one)}) </dev/null\nprintf '\\n{word} %s\\n' $?\n"
+            for one in commands
         )
         # On standard input, for one argument of a command is at most 128 KiB.
         try:

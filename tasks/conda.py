@@ -26,6 +26,10 @@ ONHOST_MARKER = ".sparkstack-onhost"
 PACKAGES = "huggingface_hub, httpx"
 
 
+def _environment_words(prefix: str) -> dict[str, Any]:
+    return {"path": f"{prefix}/env", "marker": MARKER, "packages": PACKAGES, "last": ONHOST_MARKER}
+
+
 def asks(site: Site) -> list[Ask]:
     """The facts that the operations below ask of a host that is as declared."""
     prefix = site.data.install_dir
@@ -33,7 +37,7 @@ def asks(site: Site) -> list[Ask]:
     return [
         (Arch, {}),
         (Text, {"path": f"{prefix}/conda/{MARKER}"}),
-        (CondaEnvironment, {"path": f"{prefix}/env", "marker": MARKER, "packages": PACKAGES}),
+        (CondaEnvironment, _environment_words(prefix)),
         (Text, {"path": f"{prefix}/env/{ONHOST_MARKER}"}),
         *([source] if site.data.runtime_install == "source" else []),
     ]
@@ -86,7 +90,7 @@ def environment(prefix: str, definition: str, pip_environment: dict[str, str]) -
     """
     digest = hashlib.sha256(definition.encode()).hexdigest()[:12]
     target = f"{prefix}/env"
-    found = host.get_fact(CondaEnvironment, path=target, marker=MARKER, packages=PACKAGES)
+    found = host.get_fact(CondaEnvironment, **_environment_words(prefix))
     if found == digest:
         host.noop(f"{target} is built from {digest}")
         return

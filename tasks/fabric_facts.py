@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from pyinfra import host
 from pyinfra.api import FactBase
 
 from sparkstack import fabric_state, netplan
@@ -48,7 +47,7 @@ def words(site: Site) -> dict[str, Any]:
 
 def ask(site: Site) -> FabricState:
     """Ask the host anew."""
-    found: FabricState = host.get_fact(FabricFacts, **words(site))
+    found: FabricState = site.host.get_fact(FabricFacts, **words(site))
     _known[site.host.name] = found
     return found
 

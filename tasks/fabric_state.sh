@@ -5,7 +5,7 @@ mtu=$1 keys=$2
 shift 2
 ip -j -d addr show | sed 's/^/links /'
 # All tables: what a VPN has in one of its own comes first. That of the host's own addresses says nothing more.
-ip -4 route show table all | grep -v ' table local ' | sed 's/^/route /'
+ip -4 route show table all | sed '/ table local /d; s/^/route /'
 for d in /sys/class/infiniband/*/device/net/*; do
     [ -e "$d" ] || continue
     hca=${d#/sys/class/infiniband/}
@@ -14,10 +14,12 @@ for d in /sys/class/infiniband/*/device/net/*; do
 done
 # The jumbo ping of all ports at once: the slowest one is waited for. Only where the address is there already.
 if command -v ping >/dev/null; then
+    addresses=$(ip -4 -o addr show)
     for word; do
         name=${word%%=*} peer=${word#*=}
         case $word in /*) continue ;; esac
-        [ -n "$peer" ] && ip -4 addr show dev "$name" 2>/dev/null | grep -q inet || continue
+        [ -n "$peer" ] || continue
+        case $addresses in *": $name "*) ;; *) continue ;; esac
         (
             if ping -nq -c 1 -W 1 -M do -s $((mtu - 28)) -I "$name" "$peer" >/dev/null 2>&1; then
                 echo "reach $name jumbo"
@@ -30,24 +32,32 @@ if command -v ping >/dev/null; then
     done
     wait
 fi
-file() { echo "file $(sha256sum <"$1" | cut -d' ' -f1) $(stat -c '%a %U:%G' "$1") $1"; }
 # Files of others that speak of a port, by its name, its MAC address, or a pattern.
 words="name: *[\"']?[^ ]*[*?[]"
 for word; do
+    shift
     name=${word%%=*}
     case $word in
     /*)
-        [ ! -f "$word" ] || file "$word"
+        [ ! -f "$word" ] || set -- "$@" "$word"
         continue
         ;;
     esac
     words="$words|(^|[^A-Za-z0-9])$name([^A-Za-z0-9]|\$)"
-    mac=$(cat "/sys/class/net/$name/address" 2>/dev/null) && words="$words|$mac"
+    mac=
+    [ ! -r "/sys/class/net/$name/address" ] || read -r mac <"/sys/class/net/$name/address"
+    words="$words${mac:+|$mac}"
 done
 for f in /etc/netplan/*.yaml; do
-    [ -f "$f" ] || continue
-    file "$f"
-    grep -qiE "$words" "$f" || continue
+    [ ! -f "$f" ] || set -- "$@" "$f"
+done
+# How they are said: sparkstack/file_states.py.
+if [ "$#" -gt 0 ]; then
+    sha256sum -- "$@" 2>/dev/null | sed 's/^/file /'
+    stat -c 'file stat %a %U:%G %n' -- "$@" 2>/dev/null
+fi
+for f in /etc/netplan/*.yaml; do
+    [ -f "$f" ] && grep -qiE "$words" "$f" || continue
     # A password does not travel: such a file is named, and its owner edits it.
     if grep -qiE '(password|psk|private-key|auth-key|client-key)' "$f"; then
         echo "secret $f"
@@ -62,10 +72,13 @@ for f in /etc/NetworkManager/system-connections/*; do
     echo "profile-of $f"
 done
 for f in "$keys/id_ed25519.pub" /etc/ssh/ssh_host_ed25519_key.pub; do
-    [ ! -f "$f" ] || echo "public ${f##*/} $(cut -d' ' -f1,2 <"$f")"
+    # The third word is a comment.
+    [ ! -f "$f" ] || { read -r kind key _ <"$f" && echo "public ${f##*/} $kind $key"; }
 done
 # By which port the others come: the inventory may say one that is forwarded from elsewhere.
 sshd -T 2>/dev/null | sed -n 's/^port /sshd-port /p' | head -n 1
 ! id -u sparkstack-peer >/dev/null 2>&1 || echo "peer-user"
-! systemctl is-active --quiet sparkstack-fabric-try.service || echo "trying"
+# A transient unit has its file there for as long as systemd knows it.
+[ ! -e /run/systemd/transient/sparkstack-fabric-try.service ] ||
+    ! systemctl is-active --quiet sparkstack-fabric-try.service || echo "trying"
 true

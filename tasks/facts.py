@@ -13,6 +13,8 @@ from typing import Any
 
 from pyinfra.api import FactBase
 
+from sparkstack import file_states
+
 # A fact and its arguments.
 Ask = tuple[type[FactBase[Any]], dict[str, Any]]
 
@@ -25,18 +27,11 @@ class FileStates(FactBase[dict[str, dict[str, str]]]):
     default = dict
 
     def command(self, paths: list[str]) -> str:
-        names = " ".join(shlex.quote(path) for path in paths)
-        return (
-            f'for f in {names}; do if [ -f "$f" ]; then '
-            's=$(sha256sum < "$f"); echo "${s%% *} $(stat -c \'%a %U:%G\' "$f") $f"; fi; done'
-        )
+        names = shlex.join(paths)
+        return f'set --; for f in {names}; do [ ! -f "$f" ] || set -- "$@" "$f"; done; {file_states.COMMAND}'
 
     def process(self, output: list[str]) -> dict[str, dict[str, str]]:
-        states = {}
-        for line in output:
-            sha256, mode, owner, path = line.split(" ", 3)
-            states[path] = {"sha256": sha256, "mode": mode.zfill(3), "owner": owner}
-        return states
+        return file_states.parse(output)
 
 
 class Text(FactBase[str | None]):
@@ -59,14 +54,23 @@ def decoded(encoded: str) -> str:
 
 class CondaEnvironment(FactBase[str | None]):
     """Returns the word in an environment's marker, None without one, and BROKEN where its Python cannot
-    import `packages` ("a, b"). Python sees only the environment there, and writes nothing."""
+    import `packages` ("a, b"). Python sees only the environment there, and writes nothing.
+
+    They were imported when the environment was built. That is done again where anything in it was touched
+    after `last` was written, the marker of what was installed into it last; looking for that takes a tenth.
+    """
 
     BROKEN = "broken"
 
-    def command(self, path: str, marker: str, packages: str) -> str:
+    def command(self, path: str, marker: str, packages: str, last: str) -> str:
         python, note = shlex.quote(f"{path}/bin/python"), shlex.quote(f"{path}/{marker}")
+        touched = (
+            f"find {shlex.quote(path)}/bin {shlex.quote(path)}/lib -name __pycache__ -prune -o "
+            f"-cnewer {shlex.quote(f'{path}/{last}')} -print -quit 2>&1 || echo not known"
+        )
         return (
-            f"if [ -f {note} ]; then if {python} -IBc {shlex.quote(f'import {packages}')} >/dev/null 2>&1; "
+            f'if [ -f {note} ]; then if [ -z "$({touched})" ] || '
+            f"{python} -IBc {shlex.quote(f'import {packages}')} >/dev/null 2>&1; "
             f"then cat {note}; else echo {self.BROKEN}; fi; fi"
         )
 

@@ -5,7 +5,10 @@ echo "container=$(systemd-detect-virt --container 2>/dev/null)"
 echo "swappiness=$(cat /proc/sys/vm/swappiness 2>/dev/null)"
 awk 'NR > 1 {printf "%s ", $1; used += $4 * 1024} END {printf "\nswap_used=%.0f\n", used}' /proc/swaps | sed '1s/^/swaps=/'
 awk '/^MemAvailable/ {printf "memory_available=%.0f\n", $2 * 1024}' /proc/meminfo
-echo "target=$(systemctl get-default 2>/dev/null)"
+# As `systemctl get-default`, at a fraction of its time.
+default=systemd/system/default.target
+target=$(readlink -e /etc/$default || readlink -e /usr/lib/$default)
+echo "target=${target##*/}"
 
 units=
 while [ "$#" -gt 0 ] && [ "$1" != -- ]; do

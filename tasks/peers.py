@@ -49,24 +49,13 @@ def _make(state: Any, host: Any, site: Site) -> bool:
 
 def _peers(site: Site) -> dict[str, Peer]:
     """The hosts as each of them says; a key that is not made yet is empty."""
-    states = fabric_facts.of_all(site)
     found = {}
     for rank, one in enumerate(site.hosts):
-        if one.name in states:
-            about = states[one.name]
-            key, host_key, port = about.key, about.host_key, about.ssh_port
-        else:
-            mine = shlex.quote(f"{peer_files.folder(site)}/id_ed25519.pub")
-            _, said = shell(
-                one,
-                f"for f in {mine} {HOST_KEY}; do echo \"$(cut -d' ' -f1,2 $f 2>/dev/null)\"; done; "
-                "sshd -T 2>/dev/null | sed -n 's/^port //p' | head -n 1",
-            )
-            key, host_key, told = [*said.split("\n"), "", "", ""][:3]
-            port = int(told) if told.isdigit() else None
+        about = fabric_facts.known(site.seen_by(rank))
+        port = about.ssh_port
         # The port of the inventory is the controller's way, which may be forwarded; the others come directly.
         port = port or int(one.data.get("ssh_port") or 22)
-        found[one.name] = Peer(one.name, rank, management_address(one), key, host_key, port)
+        found[one.name] = Peer(one.name, rank, management_address(one), about.key, about.host_key, port)
     return found
 
 

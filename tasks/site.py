@@ -52,7 +52,11 @@ class Site:
 
     def at_head(self) -> Site:
         """The same declaration as the head sees it."""
-        return replace(self, host=self.head, rank=0)
+        return self.seen_by(0)
+
+    def seen_by(self, rank: int) -> Site:
+        """The same declaration as another rank's host sees it."""
+        return replace(self, host=self.hosts[rank], rank=rank)
 
     @property
     def data(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ _lock = threading.Lock()
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "wheels"
 
 
+@functools.cache  # one answer for all hosts of a run
 def build(source: Path) -> tuple[Path, str]:
     """The wheel of the package in `source` and the hash of its sources; built only where it is missing."""
     digest = tree_hash(source)[:12]

@@ -171,9 +171,11 @@ def _furnish(container: Container, packages: bytes) -> None:
         f"mkdir -p {path.rpartition('/')[0]}; echo {text} > {path}" for path, text in marks.items()
     )
     make = f"python3 -m venv --without-pip {place}/env; echo {place}/env/lib/python3*/site-packages"
-    folder = nodes.run(container, "sh", "-ec", f"{make}; {writes}").splitlines()[-1]
+    folder = nodes.run(container, "sh", "-ec", make).splitlines()[-1]
     container.put_archive(folder, packages)
     nodes.run(container, f"{place}/env/bin/python", "-m", "compileall", "-q", folder)
+    # Last, as where it was installed: what is touched later is looked at again.
+    nodes.run(container, "sh", "-ec", writes)
 
 
 def _write_inventory(addresses: dict[str, str]) -> None:

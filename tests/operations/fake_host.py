@@ -109,7 +109,6 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "probe": (r"python3 - [0-9a-f]{16} \S+ (3|12)\.0( \S+){4}", None),
     # peers.py
     "make key": (r"umask 022; mkdir -p .* ssh-keygen -q -t ed25519 -N '' .* id_ed25519\.pub", None),
-    "keys of another": (r"for f in \S+/id_ed25519\.pub /etc/ssh/\S+; do .*; done; sshd -T .*", None),
     "add user": (r"\( u=\S+/undo; .*/did/user/\S+; .* \) && useradd --system .* sparkstack-peer", ""),
     "try sudoers": (r"visudo -cqf -", ""),
     "ask peer": (r"timeout 60 ssh -F \S+/ssh/config \S+ status </dev/null 2>&1", None),

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import gevent
 import pytest
 from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.context import ctx_host
@@ -66,11 +67,11 @@ class Shell:
         return True
 
 
-def asked(*commands: str, alone: str = "") -> tuple[ahead.Connector, Shell]:
+def asked(*commands: str) -> tuple[ahead.Connector, Shell]:
     """A connector that has asked for `commands`, and the shell behind it, which forgets what it ran."""
     shell = Shell()
     connector = ahead.Connector(shell)
-    connector.ask_ahead([*commands], [alone], {"_sudo": True})
+    connector.ask_ahead([*commands], {"_sudo": True})
     assert shell.ran == ["sh"]
     shell.ran.clear()
     return connector, shell
@@ -132,11 +133,31 @@ def test_answers_age() -> None:
     assert say(connector, "echo two") == ["two"] and shell.ran == ["sh"]
 
 
-def test_what_is_asked_alone_is_not_remembered_and_does_not_make_it_forget() -> None:
-    connector, shell = asked("echo one", alone="date")
-    say(connector, "date")
-    say(connector, "date")
-    assert say(connector, "echo one") == ["one"] and shell.ran == ["date", "date"]
+def test_what_a_fact_asks_by_itself_does_not_make_it_forget() -> None:
+    connector, shell = asked("echo one")
+    assert connector.reading(lambda: say(connector, "echo by itself")) == ["by itself"]
+    assert say(connector, "echo one") == ["one"] and shell.ran == ["echo by itself"]
+    # A fact that cannot be had ends the reading, too.
+    with pytest.raises(ZeroDivisionError):
+        connector.reading(lambda: 1 / 0)
+    say(connector, "echo something else")
+    assert say(connector, "echo one") == ["one"] and shell.ran[-1] == "sh"
+
+
+def test_who_asks_while_an_answer_is_on_its_way_waits_for_it() -> None:
+    """Hosts ask one another's keys, each in its own greenlet."""
+    connector, shell = asked("echo one", "echo two")
+    connector.put_file("x", "/x")
+    shell.meanwhile = lambda: gevent.sleep(0.01)
+    both = [gevent.spawn(say, connector, f"echo {word}") for word in ("one", "two", "one")]
+    assert [one.get(5) for one in both] == [["one"], ["two"], ["one"]] and shell.ran == ["sh"]
+    # What another greenlet's fact asks does not make one's own command a fact's.
+    reading = gevent.spawn(connector.reading, lambda: say(connector, "echo by itself"))
+    gevent.sleep(0)
+    say(connector, "echo something else")
+    reading.get(5)
+    say(connector, "echo one")
+    assert shell.ran.count("sh") == 2
 
 
 def test_another_users_answer_is_not_ones_own() -> None:
@@ -159,7 +180,7 @@ def test_a_connection_that_breaks_meanwhile_is_told_by_the_next_command() -> Non
     shell = Shell()
     connector = ahead.Connector(shell)
     shell.meanwhile = breaks
-    connector.ask_ahead(["echo one"], [], {"_sudo": True})
+    connector.ask_ahead(["echo one"], {"_sudo": True})
     with pytest.raises(OSError, match="broken"):
         say(connector, "echo one")
     assert shell.ran == ["sh", "sh", "echo one"]

@@ -89,7 +89,7 @@ def environment_job(folder: Path, definition: str, found: str | None = None) -> 
 def built(folder: Path) -> str | None:
     """The fact, as a shell of this machine answers it."""
     fact = CondaEnvironment()
-    command = fact.command(str(folder / "env"), conda.MARKER, conda.PACKAGES)
+    command = fact.command(**conda._environment_words(str(folder)))
     said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert said.stderr == ""
     return fact.process(said.stdout.splitlines())
@@ -145,6 +145,42 @@ def test_an_environment_that_does_not_import_is_built_again(tmp_path: Path) -> N
     )  # fmt: skip
     assert run(environment_job(tmp_path, "one", CondaEnvironment.BROKEN), tmp_path).returncode == 0
     assert built(tmp_path) == digest("one")
+
+
+def test_packages_are_imported_again_only_where_something_was_touched(tmp_path: Path) -> None:
+    environment, imports = tmp_path / "env", tmp_path / "imports"
+    package = environment / "lib/python3.11/site-packages/httpx"
+    package.mkdir(parents=True)
+    (package / "client.py").write_text("whole")
+    tool(environment / "bin", "python", f"echo once more >>{imports}")
+    (environment / conda.MARKER).write_text("one\n")
+
+    def imported() -> int:
+        assert built(tmp_path) == "one"
+        return len(imports.read_text().splitlines()) if imports.exists() else 0
+
+    assert imported() == 1  # no marker of what was installed last
+    changes: list[Any] = [
+        lambda: (package / "client.py").write_text("half"),
+        lambda: (package / "client.py").chmod(0o600),
+        lambda: (package / "client.py").rename(package / "other.py"),
+        lambda: tool(environment / "bin", "python", f"echo changed >>{imports}"),
+        lambda: package.rename(environment / "lib/python3.11/httpx"),
+    ]
+    for number, change in enumerate(changes, 2):
+        time.sleep(0.02)  # a file system's clock goes by ticks
+        (environment / conda.ONHOST_MARKER).write_text("x")
+        before = number - 1
+        assert imported() == before
+        time.sleep(0.02)
+        change()
+        assert imported() == number
+    (environment / conda.ONHOST_MARKER).write_text("x")
+    # What Python compiled for itself is no change.
+    (environment / "lib/python3.11/__pycache__").mkdir()
+    (environment / conda.ONHOST_MARKER).write_text("y")
+    (environment / "lib/python3.11/__pycache__/os.pyc").write_text("")
+    assert imported() == len(changes) + 1
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])

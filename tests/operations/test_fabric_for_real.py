@@ -197,7 +197,7 @@ def test_the_state_of_a_host(tmp_path: Path, tools: Callable[..., str]) -> None:
     path = tools(
         ip=f"case $* in *-j*) echo {shlex.quote(LINK)} ;; *'route show table all'*) "
         "printf 'default via 1.2.3.4 dev x \\nlocal 1.2.3.5 dev x table local scope host\\n' ;; "
-        "*) echo inet ;; esac",
+        "*) echo '2: enp1s0f0np0    inet 10.0.0.1/24 scope global enp1s0f0np0' ;; esac",
         ping='case "$*" in *8972*) exit 1 ;; esac; [ "$8" != "" ]',
         systemctl="exit 3",
         id="exit 1",

@@ -23,8 +23,7 @@ from tasks.remove_facts import DataRoots
 
 Ask = Callable[..., Any]
 
-SYSTEMCTL = """[ "$1" != get-default ] || { echo graphical.target; exit; }
-cat <<'UNITS'
+SYSTEMCTL = """cat <<'UNITS'
 Id=ssh.service
 ActiveState=active
 UnitFileState=enabled
@@ -80,6 +79,8 @@ def test_a_gpu_and_who_uses_it(ask: Ask) -> None:
         "dpkg-query": "printf 'install installed curl\\n'; "
         "printf 'deinstall config-files vim\\nhold installed linux-image-6.17\\n'",
         "systemd-detect-virt": "echo none; exit 1",
+        # Nothing of our own in /etc: the distribution's.
+        "readlink": "case $2 in /etc/*) exit 1 ;; *) echo /usr/lib/systemd/system/graphical.target ;; esac",
     }
     state = ask(MachineState, tools, packages=["curl", "linux-image-*"])
     assert state.gpu and not state.container

@@ -98,27 +98,21 @@ def test_a_spark_that_is_alone_again_lets_nobody_in(sites: Sites) -> None:
 def test_a_host_that_was_not_asked_is_asked_for_its_keys(pair: list[Site]) -> None:
     head, worker = pair
     del fabric_facts._known["spark-2"]
-    worker.host.answers = {"keys of another": "ssh-ed25519 K9\nssh-ed25519 H9"}
+    worker.host.facts = {FabricFacts: FabricState(key="ssh-ed25519 K9", host_key="ssh-ed25519 H9")}
     files = written(commands_of(peers.peers_known, head.host, head))
     assert "ssh-ed25519 K9" in files["/etc/sparkstack/peer/.ssh/authorized_keys"]
     assert "ssh-ed25519 H9" in files["/etc/sparkstack/ssh/known_hosts"]
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_the_others_come_by_the_port_of_sshd_itself(pair: list[Site], asked: bool) -> None:
+def test_the_others_come_by_the_port_of_sshd_itself(pair: list[Site]) -> None:
     head, worker = pair
     worker.host.data.ssh_port = 40022  # forwarded
     change(worker, ssh_port=22)
-    if not asked:
-        del fabric_facts._known["spark-2"]
-        worker.host.answers = {"keys of another": "ssh-ed25519 K1\nssh-ed25519 H1\n22"}
     files = written(commands_of(peers.peers_known, head.host, head))
     assert "  Port 22\n" in files["/etc/sparkstack/ssh/config"]
     assert files["/etc/sparkstack/ssh/known_hosts"].startswith("192.168.96.11,")
     # A host that does not say: the inventory's is the best guess.
-    if asked:
-        change(worker, ssh_port=None)
-    worker.host.answers = {"keys of another": "ssh-ed25519 K1\nssh-ed25519 H1"}
+    change(worker, ssh_port=None)
     files = written(commands_of(peers.peers_known, head.host, head))
     assert "  Port 40022\n" in files["/etc/sparkstack/ssh/config"]
 

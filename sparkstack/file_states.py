@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-# Shell: of the files in "$@". Two processes for all of them: a fork of its own for each would take longer than
-# what is asked. A file that went away, or cannot be read, is left out.
+# Shell: of the files in "$@". Two processes for all of them: forks for each would take longer than what is
+# asked. A file that went away, or cannot be read, is left out.
 COMMAND = '[ "$#" = 0 ] || { sha256sum -- "$@"; stat -c "stat %a %U:%G %n" -- "$@"; } 2>/dev/null || true'
 
 
 def parse(lines: Iterable[str]) -> dict[str, dict[str, str]]:
-    """`{path: {"sha256", "mode", "owner"}}` of what COMMAND said; of a file that only half was said of, nothing."""
+    """`{path: {"sha256", "mode", "owner"}}` as COMMAND said it; nothing of a file of which it said half."""
     hashes: dict[str, str] = {}
     found = {}
     for line in lines:

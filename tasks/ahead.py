@@ -65,8 +65,8 @@ def plan(site: Site, stages: list[str]) -> None:
 
 
 def remember_arguments() -> None:
-    """At each fact and operation pyinfra works out anew, from annotations that are text, which global arguments
-    there are (`_sudo`…) and of which types. They are the same at any time; that is 1 ms of each."""
+    """At each fact and operation pyinfra works out anew, from annotations that are text, which global
+    arguments there are (`_sudo`…) and of which types. They are the same at any time; that is 1 ms of each."""
     if not hasattr(arguments.all_global_arguments, "cache_info"):
         arguments.all_global_arguments = functools.cache(arguments.all_global_arguments)
 

@@ -23,7 +23,7 @@ from sparkstack import recipe as recipes
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.expectation import PROFILES, Benchmark, Expect, profile_of
 from sparkstack.releases import Kept
-from tasks import access, bench_local, declared, live, report
+from tasks import access, alone, bench_local, declared, live, report
 from tasks.activation import Releases
 from tasks.files import Commands, ManagedFile
 from tasks.remote import Watch, fail, job, report_failure, shell
@@ -290,6 +290,8 @@ def declare() -> None:
         )
     if not (host.name == LOCAL and asked.url is not None):
         access.ensure(host)
+        # A deployment beside it would be measured, too, and would find a busy endpoint.
+        alone.ensure(host, "bench.py")
     recipe = asked.recipe.name if asked.recipe else "none"
     report.begin(release="", recipe=recipe, kind="bench")
     _declare(asked=asked, hosts=hosts)

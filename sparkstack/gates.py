@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from sparkstack.errors import Problem, SparkstackError
-from sparkstack.expectation import RISING, Bound, Expect, Score
+from sparkstack.expectation import RISING, USUAL, Bound, Expect, Score
 from sparkstack.figures import percent
 
 ALWAYS = ("decode_tok_s", "ttft_s", "total_tok_s")
@@ -27,6 +27,8 @@ SPREAD_LIMIT = 0.1
 """Where a measurement does not say which spread it takes for noise."""
 
 FAILED = "the test failed; the recipe expects nothing of it"
+IGNORED = "the recipe leaves it out of the gate: ignore"
+ASKED_OF_ALL = "expected of every chat model; expect.quality in the recipe can ask for more, or say: ignore"
 
 LineVerdict = Literal["pass", "fail", "baseline", "inconclusive", "not checked"]
 Result = Literal["pass", "fail", "baseline", "inconclusive"]
@@ -87,16 +89,18 @@ def judge(measurement: Mapping[str, Any], expect: Expect | Mapping[str, Any] | N
     """Compare `measurement.json` (format 1 or 2) with `expect` (None: nothing is expected).
 
     Failed requests, output that makes no sense, and an expected number of streams that should have been
-    measured and was not fail whatever the speed.
+    measured and was not fail whatever the speed. So does garbage of a model that chats, where there is an
+    `expect`, and it does not say otherwise.
     Errors: SparkstackError when either does not have the contract's form.
     """
     wanted = _expect(expect)
+    usual = USUAL if expect is not None and _chats(measurement) else {}
     try:
         points = _points(measurement["points"])
         doubt = _doubt(measurement)
         lines = [line for key, point in points.items() for line in _of_point(key, point, wanted, doubt)]
         lines += _not_measured(points, wanted, measurement, doubt)
-        lines += [_cut(line, doubt) for line in _quality(measurement.get("quality") or [], wanted)]
+        lines += [_cut(line, doubt) for line in _quality(measurement, wanted, usual)]
         lines.append(_sane(measurement["sane"], doubt))
         release, when = str(measurement["release"]), str(measurement["when"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -105,6 +109,16 @@ def judge(measurement: Mapping[str, Any], expect: Expect | Mapping[str, Any] | N
             Problem("measurement", found, "the form of format 1 or 2", "measure again, with the same version")
         ) from error
     return Verdict(release, when, *_result(lines, doubt), tuple(lines))
+
+
+def missed(verdict: Mapping[str, Any]) -> str:
+    """What a verdict (`as_dict`) holds against a release, in one line; of a test what it found, too."""
+
+    def said(line: Mapping[str, Any]) -> str:
+        why = f": {line['note']}" if line["name"].startswith("quality/") and line["note"] else ""
+        return f"{line['name']} {line['measured']} (expected {line['expected']}{why})"
+
+    return ", ".join(said(line) for line in verdict["lines"] if line["verdict"] == "fail")
 
 
 def _expect(expect: Expect | Mapping[str, Any] | None) -> Expect:
@@ -272,24 +286,55 @@ def _left_out(measurement: Mapping[str, Any], category: str, streams: int) -> st
     return next((str(one) for one in measurement.get("notes") or [] if str(one).startswith(start)), "")
 
 
-def _quality(tests: list[Mapping[str, Any]], wanted: Expect) -> Iterator[Line]:
-    """Each test is told; only those that the recipe expects something of are judged."""
+def _chats(measurement: Mapping[str, Any]) -> bool:
+    profile = measurement.get("profile")
+    return isinstance(profile, Mapping) and profile.get("endpoint", "chat") == "chat"
+
+
+def _quality(
+    measurement: Mapping[str, Any], wanted: Expect, usual: Mapping[str, Score]
+) -> Iterator[Line]:
+    """Each test is told; only those that the recipe, or everybody, expects something of are judged."""
     seen = set()
-    for test in tests:
+    for test in measurement.get("quality") or []:
         name, status = str(test["name"]), str(test["status"])
         seen.add(name)
         score = _number(test.get("score"))
         found: float | str = f"{status}: {test.get('found')}" if score is None else score
         bound = wanted.quality.get(name)
-        if bound is None:
+        if bound is None and name in usual:
+            yield _usual(f"quality/{name}", status, score, test, usual[name])
+        elif bound is None or bound.ignored:
             verdict: LineVerdict = "not checked" if status == "not checked" else "baseline"
-            yield Line(f"quality/{name}", found, None, None, verdict, FAILED if status == "fail" else None)
+            note = FAILED if status == "fail" else IGNORED if bound is not None else None
+            yield Line(f"quality/{name}", found, None, None, verdict, note)
         else:
             yield _test(f"quality/{name}", status, score, str(test.get("found")), bound)
     for name, bound in wanted.quality.items():
-        if name not in seen:
+        if name not in seen and bound.ignored:
+            yield Line(f"quality/{name}", None, None, None, "baseline", IGNORED)
+        elif name not in seen:
             why = "this measurement does not hold it"
             yield Line(f"quality/{name}", None, _score_text(bound), None, "not checked", why)
+    told = measurement["profile"].get("quality") if usual else None
+    for name, bound in usual.items():
+        # Of one that was stopped before it, nothing that is expected is known either way.
+        if name not in seen and name not in wanted.quality and told is not None:
+            why = "the measurement did not come to it" if name in told else "the profile leaves it out"
+            yield Line(f"quality/{name}", None, bound.text(), None, "not checked", why)
+
+
+def _usual(name: str, status: str, score: float | None, test: Mapping[str, Any], bound: Score) -> Line:
+    """A test that everybody is expected to pass: what it does not know speaks against nobody."""
+    found, least = str(test.get("found")), bound.min or 0.0
+    if score is None:  # not one answer came: because the time was over, or because the server gives none
+        verdict: LineVerdict = "fail" if status == "fail" else "not checked"
+        return Line(name, None, bound.text(), None, verdict, found)
+    if score < least <= (_number(test.get("at_best")) or 0.0):
+        return Line(name, score, bound.text(), None, "not checked", found)
+    line = _line(name, score, bound, True)
+    note = ASKED_OF_ALL if line.verdict == "pass" else f"{found}; {ASKED_OF_ALL}"
+    return Line(name, score, line.expected, line.ratio, line.verdict, note)
 
 
 def _score_text(bound: Score) -> str:
@@ -320,12 +365,14 @@ def _result(lines: list[Line], doubt: _Doubt) -> tuple[Result, str]:
 
     failed, unsure = named("fail"), named("inconclusive")
     skipped = [line for line in named("not checked") if line.expected is not None]
-    met = [line for line in named("pass") if line.name != "sane"]
+    met = [line for line in named("pass") if line.name != "sane" and line.note != ASKED_OF_ALL]
     rest = [f"{len(skipped)} not checked"] if skipped else []
     if nonsense := [line.name.removeprefix("quality/") for line in lines if line.note == FAILED]:
         # A model with random weights fails them rightly, so that only a recipe makes them count; but who
         # reads "pass" shall not have to look for this.
         rest.append(f"tests that failed and of which nothing is expected: {', '.join(nonsense)}")
+    if ignored := [line.name.removeprefix("quality/") for line in lines if line.note == IGNORED]:
+        rest.append(f"left out of the gate by the recipe: {', '.join(ignored)}")
     if failed:
         return "fail", "; ".join([f"missed: {', '.join(line.name for line in failed)}", *rest])
     if doubt.cut or unsure:

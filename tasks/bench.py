@@ -266,11 +266,8 @@ def _judged(host: Any, asked: Wish, plan: dict[str, Any], measurement: dict[str,
             f"{host.name}: bench: found no result ({verdict['why']}); wanted {wanted}; run again when "
             "nothing else runs there",
         )
-    missed = [line for line in verdict["lines"] if line["verdict"] == "fail"]
-    figures = ", ".join(f"{line['name']} {line['measured']} (expected {line['expected']})" for line in missed)
-    return report_failure(
-        host, f"{host.name}: bench: found {figures}; wanted {wanted}; look at the report, or correct `expect`"
-    )
+    line = f"{host.name}: bench: found {gates.missed(verdict)}; wanted {wanted}"
+    return report_failure(host, f"{line}; look at the report, or correct `expect`")
 
 
 @deploy("benchmark")

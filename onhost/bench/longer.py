@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -16,8 +17,10 @@ from onhost.bench.plain import Reply
 from onhost.bench.prompts import CATEGORIES, PROMPTS, filler
 from onhost.bench.quality import PASSES, Asked, Result, scored
 from onhost.bench.wordproblems import INSTRUCTION, answer_in
+from onhost.http_client import words_of
 
 GSM8K = "https://datasets-server.huggingface.co/rows?dataset=openai/gsm8k&config=main&split=test"
+HUB_SECONDS = 30
 SAME = 1.0
 ALIKE = 0.8  # share of equal greedy answers from which two releases are called alike
 
@@ -182,11 +185,12 @@ async def gsm8k(
     """
     wanted = f"{PASSES:.0%} of {count} problems of GSM8K right"
     try:
-        async with httpx.AsyncClient(transport=transport, timeout=30, follow_redirects=True) as client:
+        options: dict[str, Any] = {"timeout": HUB_SECONDS, "follow_redirects": True}
+        async with httpx.AsyncClient(transport=transport, **options) as client:
             tasks = await _rows(client, source, count)
     except (httpx.HTTPError, TimeoutError, ValueError, TypeError, KeyError) as error:
-        why = str(error) or type(error).__name__
-        return Result("gsm8k", "not checked", f"no problems from the hub ({why})", wanted)
+        found = f"no problems from {urlsplit(source).hostname} ({_why(error)})"
+        return Result("gsm8k", "not checked", found, wanted)
     replies = await asked.all([f"{question} {INSTRUCTION}" for question, _ in tasks], 512)
     right = [
         isinstance(reply, Reply) and answer_in(reply.text) == answer
@@ -195,13 +199,28 @@ async def gsm8k(
     return scored("gsm8k", replies, right, wanted)
 
 
+def _why(error: Exception) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"HTTP {error.response.status_code}"
+    if isinstance(error, TimeoutError | httpx.TimeoutException):
+        return f"no answer within {HUB_SECONDS} s"
+    if isinstance(error, httpx.HTTPError):
+        return words_of(error)
+    if isinstance(error, KeyError | TypeError):
+        return f"rows of another form: {error}"
+    return str(error)
+
+
 async def _rows(client: httpx.AsyncClient, source: str, count: int) -> list[tuple[str, float]]:
     tasks: list[tuple[str, float]] = []
     while len(tasks) < count:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HUB_SECONDS):
             answer = await client.get(f"{source}&offset={len(tasks)}&length={min(100, count - len(tasks))}")
         answer.raise_for_status()
-        rows: list[dict[str, Any]] = [one["row"] for one in answer.json()["rows"]]
+        got: list[dict[str, Any]] = answer.json()["rows"]
+        if any(one.get("truncated_cells") for one in got):
+            raise ValueError("problems that are cut short")
+        rows: list[dict[str, str]] = [one["row"] for one in got]
         if not rows:
             raise ValueError(f"{len(tasks)} problems and no more")
         for row in rows:

@@ -211,16 +211,29 @@ def asked(server: httpx.AsyncBaseTransport) -> Asked:
     return Asked(Asker(client, Target("http://s", "tiny", "chat", 60)), Metrics(client, "http://s"), 8)
 
 
-def test_gsm8k_from_the_hub_or_not_at_all() -> None:
-    rows = [
-        {"row": {"question": task.text, "answer": f"So it is.\n#### {task.answer:,}"}}
-        for task in problems(100)
+def gsm8k_row(number: int, question: str, answer: str) -> dict[str, Any]:
+    """As the hub's data server has a row of GSM8K's test set, with its marks of what was worked out."""
+    steps = f"First it is 2 * 3 = <<2*3=6>>6.\nThen it is that.\n#### {answer}"
+    return {"row_idx": number, "row": {"question": question, "answer": steps}, "truncated_cells": []}
+
+
+def gsm8k_page(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    columns = [
+        {"feature_idx": at, "name": name, "type": {"dtype": "string", "_type": "Value"}}
+        for at, name in enumerate(("question", "answer"))
     ]
+    counts = {"num_rows_total": 1319, "num_rows_per_page": 100, "partial": False}
+    return {"features": columns, "rows": rows, **counts}
+
+
+def test_gsm8k_from_the_hub_or_not_at_all() -> None:
+    rows = [gsm8k_row(number, task.text, f"{task.answer:,}") for number, task in enumerate(problems(100))]
     seen: list[httpx.Request] = []
 
     def hub(request: httpx.Request) -> httpx.Response:
         seen.append(request)
-        return httpx.Response(200, json={"rows": rows[: int(request.url.params["length"])]})
+        offset, length = (int(request.url.params[name]) for name in ("offset", "length"))
+        return httpx.Response(200, json=gsm8k_page(rows[offset : offset + min(length, 64)]))
 
     async def ask(handler: Callable[[httpx.Request], httpx.Response]) -> dict[str, Any]:
         server = Scripted(says=clever)
@@ -229,18 +242,31 @@ def test_gsm8k_from_the_hub_or_not_at_all() -> None:
     def away(_request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("no route")
 
+    def slow(_request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectTimeout("")
+
+    cut = gsm8k_row(0, "x", "1") | {"truncated_cells": ["question"]}
+
     with asyncio.Runner(loop_factory=Loop) as runner:
         line = runner.run(ask(hub))
         assert (line["status"], line["found"]) == ("pass", "100 of 100 right")
-        assert "authorization" not in seen[0].headers
+        assert "authorization" not in seen[0].headers and len(seen) == 2  # where a page has fewer than asked
+        assert [dict(one.url.params) for one in seen] == [
+            {"dataset": "openai/gsm8k", "config": "main", "split": "test", "offset": offset, "length": length}
+            for offset, length in (("0", "100"), ("64", "36"))
+        ]
         for handler, why in (
             (away, "no route"),
-            (lambda _r: httpx.Response(503), "503"),
+            (slow, "no answer within 30 s"),
+            (lambda _r: httpx.Response(503), "HTTP 503"),
             (lambda _r: httpx.Response(200, text="<html>"), "Expecting value"),
-            (lambda _r: httpx.Response(200, json={"rows": []}), "0 problems and no more"),
+            (lambda _r: httpx.Response(200, json={"error": "busy"}), "rows of another form: 'rows'"),
+            (lambda _r: httpx.Response(200, json=gsm8k_page([])), "0 problems and no more"),
+            (lambda _r: httpx.Response(200, json=gsm8k_page([cut])), "problems that are cut short"),
         ):
             line = runner.run(ask(handler))
-            assert line["status"] == "not checked" and why in line["found"], line
+            assert line["status"] == "not checked", line
+            assert line["found"].startswith(f"no problems from datasets-server.huggingface.co ({why}"), line
 
 
 def test_answers_that_are_not_sane() -> None:

@@ -224,6 +224,17 @@ def test_on_an_inventory_it_is_the_only_run(
     assert taken == locked
 
 
+@pytest.mark.parametrize(
+    ("said", "tests"),
+    [("gsm8k", ["gsm8k"]), ("sane, needle,sane", ["sane", "needle"]), ("none", []), (["json"], ["json"])],
+)
+def test_tests_that_are_named_take_the_place_of_the_profile_s(said: Any, tests: list[str]) -> None:
+    assert bench.wish(head(quality=said)).plan_profile["quality"] == tests
+    assert "quality" not in bench.wish(head()).plan_profile
+    with pytest.raises(SiteError, match=r"found quality = 'gsm8'; wanted none, or of: sane, .*'gsm8k'"):
+        bench.wish(head(quality="gsm8"))
+
+
 CHILD = """
 import json, pathlib, signal, sys, time
 plan = json.loads(pathlib.Path(sys.argv[-1]).read_text())

@@ -123,6 +123,36 @@ def test_a_run_that_slept_goes_on_where_nobody_came_in_between(
     assert len(asked) == 1
 
 
+def test_a_run_that_has_the_lock_looks_before_each_command(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = sites(1)[0].host
+    events: list[Any] = []
+    ran: list[str] = []
+    head.connected, head.run_shell_command, head.put_file = True, ran.append, ran.append
+    head.state = SimpleNamespace(is_executing=True, add_callback_handler=events.append)
+    streams = (Stream(), Stream(), Stream())
+    monkeypatch.setattr(alone, "inventory", [head])
+    monkeypatch.setattr(alone, "_beat", lambda *words: None)
+    monkeypatch.setattr(alone, "_take", lambda head, text: (streams, None, f"{alone.HELD}\n"))
+    monkeypatch.setattr("sys.argv", ["pyinfra", "x", "deploy.py"])
+    alone.ensure(head)
+    alone.ensure(head)  # deploy code runs once a host
+    (held,) = alone._kept
+    assert held.head is head and not held.doubtful and len(events) == 1
+    monkeypatch.setattr(alone, "_take", lambda head, text: (streams, None, f"{alone.TAKEN} bob"))
+
+    def operation() -> None:
+        events[0].operation_host_start(None, head, "x")
+        head.run_shell_command("one")
+        held.ended = True
+        head.put_file("two")
+        ran.append("three")
+
+    gevent.spawn(operation).get()
+    assert ran == ["one"] and "since then: bob" in held.lost
+
+
 @pytest.mark.parametrize(
     ("answer", "line"),
     [

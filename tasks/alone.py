@@ -39,7 +39,8 @@ from tasks.site import SiteError
 
 LOCK = "/run/sparkstack/run.lock"
 WAIT_SECONDS = 5  # the lock of a run that was killed is free as soon as its connection is seen to have ended
-ANSWER_SECONDS = 90
+ENDS_SECONDS = 5  # for a process of our own that was told to end
+ANSWER_SECONDS = 60
 # Shorter than a run waits for a host that lost its network (tasks/fabric_try.py): the next run finds no lock.
 BEAT_SECONDS, SILENT_SECONDS = 10, 55
 HELD, TAKEN = "sparkstack-run-held", "sparkstack-run-taken"
@@ -88,15 +89,19 @@ def _clock() -> float:
 
 def script(who: str, again: bool = False) -> str:
     """Bash words that take the lock, say so, and hold it while lines come, each of which is answered; or say
-    who holds it. `again`: only where nobody had it since `who`, whose last process may still end."""
-    whose = f'[ "$(head -c 300 {LOCK})" = {shlex.quote(who[:300])} ]'
-    taken = f'{{ echo {TAKEN} "$(head -c 300 {LOCK})"; exit 3; }}'
+    who holds it. `again`: only where nobody had it since `who`, whose last process may still wait for a
+    connection that is gone, and is ended."""
+    taken = f'{{ echo {TAKEN} "$(head -n 1 {LOCK} | head -c 300)"; exit 3; }}'
+    mine = f'[ "$(head -n 1 {LOCK})" = {shlex.quote(who)} ] || {taken}; '
+    # Its number is in the file; that it is still the same process, its open file says.
+    old = f'old=$(sed -n 2p {LOCK}); [ "$(readlink /proc/$old/fd/9)" = {LOCK} ] && kill $old; '
     return (
         f"umask 022; mkdir -p {PurePosixPath(LOCK).parent} && exec 9<>{LOCK} || exit 4; "
-        + (f"{whose} || {taken}; " if again else "")
-        + f"flock -w {SILENT_SECONDS + WAIT_SECONDS if again else WAIT_SECONDS} 9 || {taken}; "
-        + (f"{whose} || {taken}; " if again else f"printf '%s\\n' {shlex.quote(who)} > {LOCK}; ")
-        + f"echo {HELD}; while read -r -t {SILENT_SECONDS} beat; do echo; done"
+        + (mine + old if again else "")
+        + f"flock -w {ENDS_SECONDS if again else WAIT_SECONDS} 9 || {taken}; "
+        + (mine if again else "")
+        + f"printf '%s\\n%s\\n' {shlex.quote(who)} $$ > {LOCK}; "
+        f"echo {HELD}; while read -r -t {SILENT_SECONDS} beat; do echo; done"
     )
 
 

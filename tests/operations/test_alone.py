@@ -58,6 +58,11 @@ def test_a_lock_is_answered_and_taken_again_by_who_had_it_last() -> None:
         assert alone.loss("spark-1", said) is None
         with run("bob, pid 8", again=True) as (_, told):
             assert told == f"{alone.TAKEN} ann, pid 7\n"
+    # A process whose connection hangs is ended by who had it; of another run's it is none of ours.
+    with run("ann, pid 7", again=True) as (first, _), run("ann, pid 7", again=True) as (_, said):
+        assert said == f"{alone.HELD}\n" and first.wait() != 0
+        with run("ann, pid 9", again=True) as (_, told):
+            assert told == f"{alone.TAKEN} ann, pid 7\n"
     with run("bob, pid 8"):
         pass
     with run("ann, pid 7", again=True) as (_, told):

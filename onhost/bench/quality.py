@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onhost.bench.client import Failed, Refused
@@ -143,7 +143,12 @@ async def sane(asked: Asked) -> Result:
     right = [isinstance(reply, Reply) and not fault for reply, fault in zip(replies, faults, strict=True)]
     wrong = next((f"an answer that {fault}" for fault in faults if fault), "")
     wanted = "answers that end, in the question's language and about it"
-    return scored("sane", replies, right, wanted, wrong, passes=1.0)
+    result = scored("sane", replies, right, wanted, wrong, passes=1.0)
+    # One that only does not end may be thinking aloud: no pass, and no garbage.
+    unended = sum((fault or "").startswith(UNENDED) for fault in faults)
+    if not unended or result.score is None:
+        return result
+    return replace(result, at_best=(result.at_best or result.score) + unended / len(OPEN))
 
 
 def _goes_on(reply: Reply | str, fault: str | None) -> bool:

@@ -167,6 +167,20 @@ def test_open_answers_that_take_longer_than_their_beginning(tmp_path: Path) -> N
     assert asked == [48, 48, 48, 200, 200, 200]
 
 
+def test_answers_that_only_do_not_end_are_no_pass_and_no_garbage(tmp_path: Path) -> None:
+    class Endless(Scripted):
+        async def _whole(self, number: int, body: dict[str, Any]) -> httpx.Response:
+            data = json.loads((await super()._whole(number, body)).content)
+            data["choices"][0]["finish_reason"] = "length"
+            return httpx.Response(200, json=data)
+
+    line = quality(tmp_path, Endless(says=clever), "sane")["sane"]
+    assert (line["status"], line["score"], line["at_best"]) == ("fail", 0, 1)
+    assert line["found"] == "0 of 3 right; e.g. an answer that does not end within 8 tokens"
+    line = quality(tmp_path, Endless(says=lambda _p, _n: "la " * 40), "sane")["sane"]
+    assert (line["status"], line["score"], line.get("at_best")) == ("fail", 0, None)
+
+
 def test_an_answer_that_was_cut_while_thinking_agrees_with_nothing(tmp_path: Path) -> None:
     kept = tmp_path / "before.json"
     kept.write_text(json.dumps({"release": "r0", "answers": {"coding-1": "<think> so"}}))

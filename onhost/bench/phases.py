@@ -25,7 +25,7 @@ from onhost.jobs import Job
 # By which share of the profile's time each part has ended; what one leaves goes to the next.
 SHARES = {
     "warm-up": 0.15,
-    "speed": 0.55,
+    "speed": 0.6,
     "categories": 0.72,
     "contexts": 0.8,
     "open loop": 0.88,
@@ -42,7 +42,7 @@ SHORT: dict[str, Callable[[quality.Asked], Awaitable[quality.Result]]] = {
 }
 # Of the time that is left each test has a share: the open answers are the longest, exact ones a few tokens,
 # and of its answers agreement finds some that determinism asked for.
-WEIGHTS = {"sane": 4, "exact": 1, "determinism": 3}
+WEIGHTS = {"sane": 5, "exact": 1, "determinism": 3}
 WEIGHT = 2
 MARGIN = 0.99  # of the model's context: the input's length is known by its words, and that to a percent
 

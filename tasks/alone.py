@@ -193,7 +193,7 @@ def _keep(held: Held) -> bool:
                 with gevent.Timeout(ANSWER_SECONDS, TimeoutError("no answer")):
                     taken = _take(held.head, script(held.who, again=True))
                 said = taken[2] if taken is not None else ""
-            except (OSError, EOFError, SSHException) as error:
+            except (OSError, EOFError, SSHException, AttributeError) as error:  # the last: of a closed client
                 taken, said = None, str(error) or type(error).__name__
             if problem := loss(held.head.name, said):
                 held.lost = str(problem)

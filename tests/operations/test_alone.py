@@ -163,6 +163,7 @@ def test_a_run_that_has_the_lock_looks_before_each_command(
     [
         (f"{alone.TAKEN} bob", "found that this run lost its lock, and since then: bob; wanted to be"),
         (OSError("Socket is closed"), "gets no other (Socket is closed); wanted"),
+        (AttributeError("no open_session"), "gets no other (no open_session); wanted"),
     ],
 )
 def test_a_run_that_lost_its_lock_changes_nothing_more(

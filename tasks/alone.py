@@ -151,7 +151,7 @@ def ensure(host: Any, script_name: str = "") -> None:
     held = Held(head, who, streams, process, began)
     _kept.append(held)
     gevent.spawn(_beat, held, streams)
-    head.state.add_callback_handler(_Events())
+    head.state.add_callback_handler(_Events())  # type: ignore[no-untyped-call]
     for one in inventory:
         for name in ("run_shell_command", "put_file"):
             setattr(one, name, partial(_guarded, one, getattr(one, name)))

@@ -152,8 +152,8 @@ async def agreement(asked: Asked, previous: Path | None) -> Result:
         before: dict[str, str] = {str(key): str(text) for key, text in kept["answers"].items()}
         name, length = str(kept.get("release")), int(kept.get("tokens", 128))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not in the form of answers.json"
-        return Result("agreement", "not checked", f"{previous} cannot be read ({why})", wanted)
+        said = error.strerror if isinstance(error, OSError) else "not in the form of answers.json"
+        return Result("agreement", "not checked", f"{previous} cannot be read ({said})", wanted)
     common = [key for key in got if key in before]
     if not common:
         return Result("agreement", "not checked", f"release {name} answered other questions", wanted)

@@ -83,6 +83,19 @@ def _pull(job: Job, name: str) -> None:
         raise JobError(f"found no {name} after the pull; wanted it; see the journal of docker")
 
 
+def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
+    """The lines that are not empty. httpx's own end at whatever Python takes for the end of one (U+0085,
+    U+2028, …), and Docker leaves those in the text of its JSON as they are."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.strip():
+                yield line.decode(errors="replace")
+    if rest.strip():
+        yield rest.decode(errors="replace")
+
+
 def _pull_lines(name: str, digest: str) -> Iterator[dict[str, Any]]:
     transport = httpx.HTTPTransport(uds=SOCKET)
     timeout = httpx.Timeout(CONNECT, read=STALL)
@@ -98,12 +111,13 @@ def _pull_lines(name: str, digest: str) -> Iterator[dict[str, Any]]:
                     return
                 yield {"error": f"HTTP {answer.status_code}"}
                 return
-            for line in answer.iter_lines():
-                if line.strip():
-                    yield json.loads(line)
+            for line in _lines(answer.iter_bytes()):
+                yield json.loads(line)
     except httpx.ReadTimeout:
         # Closing the connection makes the daemon give the pull up.
         yield {"error": f"no word for {STALL:.0f} s"}
+    except json.JSONDecodeError as error:
+        yield {"error": f"a line that is no JSON: {error.doc[:80]!r}"}
     except httpx.HTTPError as error:
         raise JobError(
             f"found '{error}' on the daemon's socket {SOCKET}; wanted a pull; see `systemctl status docker`"

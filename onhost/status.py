@@ -6,6 +6,7 @@ JSON object; on the head with two readings of the engine's counters, SECONDS apa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -16,7 +17,18 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-PROPERTIES = ("ActiveState", "SubState", "NRestarts", "Result", "ActiveEnterTimestampMonotonic")
+PROPERTIES = (
+    "ActiveState",
+    "SubState",
+    "NRestarts",
+    "Result",
+    "InvocationID",
+    "StatusText",
+    "ActiveEnterTimestampMonotonic",
+    "InactiveExitTimestampMonotonic",
+)
+RANK = Path("/run/sparkstack/rank")
+"""What the rank's start says of itself: its invocation, and a word (onhost/group.py)."""
 QUERY = "temperature.gpu,power.draw,utilization.gpu,memory.used"
 ANSWER_S = 3.0
 WORDS = 200  # of an answer that is no success: what stands in the engine's place says why in them
@@ -44,6 +56,29 @@ def release(config: Path) -> dict[str, Any] | None:
 def unit(name: str) -> dict[str, str]:
     said = output("systemctl", "show", "-p", ",".join(PROPERTIES), name) or ""
     return dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+
+
+def note(invocation: str) -> str:
+    """Why this start of the rank waits; "" where it does not say. An earlier start's word is none of it."""
+    try:
+        whose, _, word = RANK.read_text(encoding="utf-8", errors="replace").strip().partition(" ")
+    except OSError:
+        return ""
+    return word[:WORDS] if invocation and whose == invocation else ""
+
+
+def last_error(name: str) -> str:
+    """The line with which the unit's last start ended, where it ended with one of ours."""
+    said = output("journalctl", "-u", name, "-n", "60", "-o", "cat", "--no-pager", "-q") or ""
+    lines = [" ".join(line.split()) for line in said.splitlines() if "found " in line and "; wanted " in line]
+    return lines[-1][:WORDS] if lines else ""
+
+
+def reason(text: str) -> str:
+    """What an answer that is no success says: the message of an error, where it is one in JSON."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        text = str(json.loads(text)["error"]["message"])
+    return " ".join(text.split())[:WORDS]
 
 
 def memory() -> dict[str, int] | None:
@@ -103,15 +138,18 @@ def endpoint(url: str, seconds: float) -> dict[str, Any]:
     first = reading(url)
     time.sleep(seconds if first["status"] == 200 else 0)
     readings = [first, reading(url)] if first["status"] == 200 else [first]
-    said = "" if status == 200 else " ".join(text.split())[:WORDS]
+    said = "" if status == 200 else reason(text)
     return {"health": status, "said": said, "readings": readings}
 
 
 def main(config: str, name: str, seconds: str) -> None:
-    about = release(Path(config))
+    about, said = release(Path(config)), unit(name)
+    ended = said.get("ActiveState") == "failed" or said.get("SubState", "").startswith("auto-restart")
     found: dict[str, Any] = {
         "release": about,
-        "unit": unit(name),
+        "unit": said,
+        "note": note(said.get("InvocationID", "")),
+        "last_error": last_error(name) if ended else "",
         # By the clock that systemd's monotonic times are of.
         "now_s": time.clock_gettime(time.CLOCK_MONOTONIC),
         "memory": memory(),

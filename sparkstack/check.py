@@ -295,12 +295,15 @@ _OBJECT = re.compile(r"""\s*\{\s*["'}]""")
 
 
 def _json_options(launch: Launch) -> list[Finding]:
-    """Options of vLLM that take a JSON object, and texts that begin as one: what else is in them is told by
-    no engine before minutes of loading."""
+    """Options of vLLM that take a JSON object, and texts of any engine's that begin as one: what else is in
+    them is told by no engine before minutes of loading."""
     result = []
     for name, value in launch.options.items():
-        begins = isinstance(value, str) and _OBJECT.match(value) is not None
-        if not launch.is_vllm or not (name in vllm_options.JSON_OBJECTS or begins):
+        an_object = launch.is_vllm and name in vllm_options.JSON_OBJECTS
+        if isinstance(value, list) and not an_object:
+            result += _json_items(launch, name, value)
+            continue
+        if not (an_object or (isinstance(value, str) and _OBJECT.match(value))):
             continue
         if value is None or (isinstance(value, str) and is_placeholder(value)):
             continue  # nothing, or told as a name without a value
@@ -308,10 +311,21 @@ def _json_options(launch: Launch) -> list[Finding]:
             continue
         if launch.command and isinstance(value, str) and value.startswith("{"):
             continue  # told where the command was read
-        problem = _not_json(value, name in vllm_options.JSON_OBJECTS)
+        problem = _not_json(value, an_object)
         if problem is not None:
             where, remedy = launch.where(f"options.{name}"), "write its keys below it, or one line of JSON"
             result.append(error("json", where, f"{name} = {problem}", "a JSON object", remedy))
+    return result
+
+
+def _json_items(launch: Launch, name: str, values: list[Any]) -> list[Finding]:
+    """The same for each of several values, as `lora_modules` has them."""
+    result = []
+    for at, value in enumerate(values):
+        if isinstance(value, str) and _OBJECT.match(value) and (problem := _not_json(value, False)):
+            remedy = "write its keys below it, or one line of JSON"
+            where = launch.where(f"options.{name}")
+            result.append(error("json", where, f"{name}[{at}] = {problem}", "a JSON object", remedy))
     return result
 
 

@@ -93,15 +93,25 @@ class Bound(Strict):
 
 
 class Score(Bound):
-    """What a quality test must reach: a `Bound` of its score, or `passes`: that the test is passed."""
+    """What a quality test must reach: a `Bound` of its score, or `passes`: that the test is passed, or
+    `ignored`: nothing, of a test of which something is expected where a recipe is silent (USUAL)."""
 
     passes: Literal[True] | None = None
+    ignored: Literal[True] | None = None
 
     def _check(self) -> None:
-        if self.passes is None:
+        words = [name for name in ("passes", "ignored") if getattr(self, name)]
+        if not words:
             super()._check()
-        elif self.model_dump(exclude={"passes"}, exclude_none=True):
-            raise refusal("either pass or a bound of the score")
+        elif self.model_dump(exclude={words[0]}, exclude_none=True):
+            raise refusal("pass, ignore, or a bound of the score")
+
+
+USUAL = {"sane": Score(min=0.5)}
+"""What is expected of every model that chats where its recipe says nothing: half of the open answers end, are
+in the question's language and about it. A server that talks garbage gives none such."""
+WORDS: dict[object, dict[str, bool]] = {"pass": {"passes": True}, "ignore": {"ignored": True}}
+WORDS[False] = WORDS["ignore"]  # as YAML reads `off`
 
 
 class Figures(Strict):
@@ -142,8 +152,8 @@ class Expect(Figures):
     """What a benchmark must reach. What is not named is measured as a baseline.
 
     `categories` is the same by kind of prompt (a bare bound means decode tokens/s of one stream), `quality` a
-    score by test. The profile of the measurement says which of these are measured; the others are told as
-    "not checked".
+    score by test (USUAL where nothing is said). The profile of the measurement says which of these are
+    measured; the others are told as "not checked".
     """
 
     categories: dict[str, Figures] = Field(default_factory=dict)
@@ -161,7 +171,8 @@ class Expect(Figures):
     def _passes(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {name: {"passes": True} if one == "pass" else one for name, one in value.items()}
+        known = {name: one for name, one in value.items() if isinstance(one, str) or one is False}
+        return value | {name: WORDS.get(one, one) for name, one in known.items()}
 
     def all_by_streams(self) -> Iterator[tuple[tuple[str, ...], str, int, Bound]]:
         """Every bound by streams: (keys of the figure in the recipe, category or "all", streams, bound)."""

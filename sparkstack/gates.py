@@ -7,16 +7,18 @@ unless even its best sample is a miss. What this measurement did not look at is 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from sparkstack import quality_gate
 from sparkstack.errors import Problem, SparkstackError
-from sparkstack.expectation import RISING, Bound, Expect, Score
+from sparkstack.expectation import RISING, Bound, Expect
 from sparkstack.figures import percent
+from sparkstack.quality_gate import ASKED_OF_ALL, FAILED, IGNORED
+from sparkstack.verdict_line import Line, LineVerdict, compared, number
 
 ALWAYS = ("decode_tok_s", "ttft_s", "total_tok_s")
 """Figures of which every point has a line; the others have one where they are expected, or (acceptance and
@@ -26,25 +28,7 @@ TIMED = ("decode_tok_s", "ttft_s", "total_tok_s", "inter_token_s", "end_to_end_s
 SPREAD_LIMIT = 0.1
 """Where a measurement does not say which spread it takes for noise."""
 
-FAILED = "the test failed; the recipe expects nothing of it"
-
-LineVerdict = Literal["pass", "fail", "baseline", "inconclusive", "not checked"]
 Result = Literal["pass", "fail", "baseline", "inconclusive"]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One figure: `decode_tok_s@4` is that of four streams, `decode_tok_s@1/coding` of a kind of prompt,
-    `quality/NAME` a test. `ratio` is measured ÷ expected (the limit that was missed, else `value`, else the
-    first of min, max): from 1.0 up passes a min, up to 1.0 passes a max. `note` says why a line is neither
-    pass nor fail."""
-
-    name: str
-    measured: float | str | None
-    expected: str | None
-    ratio: float | None
-    verdict: LineVerdict
-    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +71,8 @@ def judge(measurement: Mapping[str, Any], expect: Expect | Mapping[str, Any] | N
     """Compare `measurement.json` (format 1 or 2) with `expect` (None: nothing is expected).
 
     Failed requests, output that makes no sense, and an expected number of streams that should have been
-    measured and was not fail whatever the speed.
+    measured and was not fail whatever the speed. So does garbage of a model that chats, where there is an
+    `expect`, and it does not say otherwise.
     Errors: SparkstackError when either does not have the contract's form.
     """
     wanted = _expect(expect)
@@ -96,7 +81,8 @@ def judge(measurement: Mapping[str, Any], expect: Expect | Mapping[str, Any] | N
         doubt = _doubt(measurement)
         lines = [line for key, point in points.items() for line in _of_point(key, point, wanted, doubt)]
         lines += _not_measured(points, wanted, measurement, doubt)
-        lines += [_cut(line, doubt) for line in _quality(measurement.get("quality") or [], wanted)]
+        quality = quality_gate.lines(measurement, wanted, usual=expect is not None)
+        lines += [_cut(line, doubt) for line in quality]
         lines.append(_sane(measurement["sane"], doubt))
         release, when = str(measurement["release"]), str(measurement["when"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -105,6 +91,16 @@ def judge(measurement: Mapping[str, Any], expect: Expect | Mapping[str, Any] | N
             Problem("measurement", found, "the form of format 1 or 2", "measure again, with the same version")
         ) from error
     return Verdict(release, when, *_result(lines, doubt), tuple(lines))
+
+
+def missed(verdict: Mapping[str, Any]) -> str:
+    """What a verdict (`as_dict`) holds against a release, in one line; of a test what it found, too."""
+
+    def said(line: Mapping[str, Any]) -> str:
+        why = f": {line['note']}" if line["name"].startswith("quality/") and line["note"] else ""
+        return f"{line['name']} {line['measured']} (expected {line['expected']}{why})"
+
+    return ", ".join(said(line) for line in verdict["lines"] if line["verdict"] == "fail")
 
 
 def _expect(expect: Expect | Mapping[str, Any] | None) -> Expect:
@@ -158,7 +154,7 @@ def _of_point(
     category, streams = key
     for figure in RISING:
         bound = _bound(wanted, figure, category, streams)
-        value = _number(point.get(figure))
+        value = number(point.get(figure))
         told = figure in ALWAYS or (figure in ("acceptance", "accepted_length") and value is not None)
         if bound is not None or (told and category == "all"):
             yield _figure(_name(figure, category, streams), figure, point, bound, doubt)
@@ -169,27 +165,18 @@ def _of_point(
         yield Line(_name("failed_requests", *key), found, "none of at least 1", None, "fail", why)
 
 
-def _number(value: Any) -> float | None:
-    """A figure of a point: the median of many, or one number; None for what is no number."""
-    if isinstance(value, Mapping):
-        value = value["median"]
-    number = None if value is None else float(value)
-    # JSON has no such number, and no gate may pass on one.
-    return number if number is not None and math.isfinite(number) else None
-
-
 def _figure(
     name: str, figure: str, point: Mapping[str, Any], bound: Bound | None, doubt: _Doubt
 ) -> Line:
-    measured = _number(point.get(figure))
+    measured = number(point.get(figure))
     if bound is None:
         return Line(name, measured, None, None, "baseline")
     rising = RISING[figure]
-    line = _line(name, measured, bound, rising)
+    line = compared(name, measured, bound, rising)
     if measured is None:
         return line if not doubt.cut else Line(name, None, line.expected, None, "not checked", doubt.cut)
     limits = bound.limits(rising)
-    spread = _number(point.get("spread")) or 0.0
+    spread = number(point.get("spread")) or 0.0
     if figure in TIMED and doubt.noisy:
         hopeless = line.verdict == "fail" and not all(
             _best_meets(sign, limit, point.get(figure), measured, spread) for sign, limit in limits
@@ -204,15 +191,6 @@ def _figure(
 def _cut(line: Line, doubt: _Doubt) -> Line:
     """Of a measurement that was stopped nothing is a pass."""
     return _unsure(line, doubt.cut) if doubt.cut and line.verdict == "pass" else line
-
-
-def _line(name: str, measured: float | None, bound: Bound, rising: bool) -> Line:
-    limits, expected = bound.limits(rising), bound.text(rising)
-    if measured is None:
-        return Line(name, None, expected, None, "fail")
-    missed = [limit for sign, limit in limits if (measured < limit if sign == "≥" else measured > limit)]
-    beside = missed[0] if missed else bound.value or limits[0][1]
-    return Line(name, measured, expected, round(measured / beside, 4), "fail" if missed else "pass")
 
 
 def _unsure(line: Line, why: str) -> Line:
@@ -272,42 +250,6 @@ def _left_out(measurement: Mapping[str, Any], category: str, streams: int) -> st
     return next((str(one) for one in measurement.get("notes") or [] if str(one).startswith(start)), "")
 
 
-def _quality(tests: list[Mapping[str, Any]], wanted: Expect) -> Iterator[Line]:
-    """Each test is told; only those that the recipe expects something of are judged."""
-    seen = set()
-    for test in tests:
-        name, status = str(test["name"]), str(test["status"])
-        seen.add(name)
-        score = _number(test.get("score"))
-        found: float | str = f"{status}: {test.get('found')}" if score is None else score
-        bound = wanted.quality.get(name)
-        if bound is None:
-            verdict: LineVerdict = "not checked" if status == "not checked" else "baseline"
-            yield Line(f"quality/{name}", found, None, None, verdict, FAILED if status == "fail" else None)
-        else:
-            yield _test(f"quality/{name}", status, score, str(test.get("found")), bound)
-    for name, bound in wanted.quality.items():
-        if name not in seen:
-            why = "this measurement does not hold it"
-            yield Line(f"quality/{name}", None, _score_text(bound), None, "not checked", why)
-
-
-def _score_text(bound: Score) -> str:
-    return "pass" if bound.passes else bound.text()
-
-
-def _test(name: str, status: str, score: float | None, found: str, bound: Score) -> Line:
-    expected = _score_text(bound)
-    if status in ("not checked", "inconclusive"):
-        return Line(name, score, expected, None, status, found)  # type: ignore[arg-type]
-    if bound.passes:
-        measured: float | str = f"{status}: {found}"
-        return Line(name, measured, expected, None, "pass" if status == "pass" else "fail")
-    if score is None:
-        return Line(name, f"{status}: {found}", expected, None, "fail", "the test has no score")
-    return _line(name, score, bound, True)
-
-
 def _sane(sane: Mapping[str, Any], doubt: _Doubt) -> Line:
     good = sane["ok"] is True
     line = Line("sane", str(sane["found"]), "output that makes sense", None, "pass" if good else "fail")
@@ -320,12 +262,14 @@ def _result(lines: list[Line], doubt: _Doubt) -> tuple[Result, str]:
 
     failed, unsure = named("fail"), named("inconclusive")
     skipped = [line for line in named("not checked") if line.expected is not None]
-    met = [line for line in named("pass") if line.name != "sane"]
+    met = [line for line in named("pass") if line.name != "sane" and line.note != ASKED_OF_ALL]
     rest = [f"{len(skipped)} not checked"] if skipped else []
     if nonsense := [line.name.removeprefix("quality/") for line in lines if line.note == FAILED]:
         # A model with random weights fails them rightly, so that only a recipe makes them count; but who
         # reads "pass" shall not have to look for this.
         rest.append(f"tests that failed and of which nothing is expected: {', '.join(nonsense)}")
+    if ignored := [line.name.removeprefix("quality/") for line in lines if line.note == IGNORED]:
+        rest.append(f"left out of the gate by the recipe: {', '.join(ignored)}")
     if failed:
         return "fail", "; ".join([f"missed: {', '.join(line.name for line in failed)}", *rest])
     if doubt.cut or unsure:

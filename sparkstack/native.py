@@ -16,6 +16,7 @@ from sparkstack.image_source import Build, SourceBuild
 from sparkstack.recipe_fields import (
     ENGINE_DERIVED,
     UNVERIFIED,
+    Argument,
     AtLeast,
     DockerSize,
     EnvName,
@@ -124,7 +125,7 @@ class Serve(Strict):
     env: dict[EnvName, PlainText] = Field(default_factory=dict)
     shm_size: DockerSize | None = None
     ready_timeout_s: int = Field(default=1800, ge=1)
-    extra_docker_args: list[str] = Field(default_factory=list)
+    extra_docker_args: list[Argument] = Field(default_factory=list)
 
 
 class Budget(Strict):
@@ -151,7 +152,7 @@ class Recipe(Strict):
     name: Slug
     description: str = ""
     model: HubId
-    served_model_name: str | None = Field(default=None, min_length=1)
+    served_model_name: Argument | None = Field(default=None, min_length=1)
     min_nodes: int = Field(default=1, ge=1)
     max_nodes: int | None = Field(default=None, ge=1)
     checkpoint: Checkpoint

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from sparkstack import native_command
 from sparkstack.community import Community, of_format
@@ -19,6 +20,7 @@ from sparkstack.description import (
 from sparkstack.findings import Finding, error, unsupported, warning
 from sparkstack.native import Recipe
 from sparkstack.recipe_fields import UNVERIFIED
+from sparkstack.schema import at_fault, dotted
 from sparkstack.units import GIB
 from sparkstack.yamlfile import Document
 
@@ -126,20 +128,19 @@ def _validated(
     except ValidationError as mistake:
         for detail in mistake.errors():
             wanted = detail.get("ctx", {}).get("wanted") or detail["msg"]
-            findings.append(_refused(launch, document, detail["loc"], detail["input"], str(wanted)))
+            findings.append(_refused(launch, document, detail, str(wanted)))
         return None
 
 
-def _refused(
-    launch: Launch, document: Document, loc: tuple[int | str, ...], value: Any, wanted: str
-) -> Finding:
+def _refused(launch: Launch, document: Document, detail: ErrorDetails, wanted: str) -> Finding:
+    loc, value = at_fault(detail)
     name = str(loc[2]) if loc[:2] in (("serve", "options"), ("serve", "env")) and len(loc) > 2 else ""
     where = launch.lines.get(f"options.{name}", launch.lines["options"])
     if loc[:2] == ("serve", "env"):
         where = document.where(("env", name))
     shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "…"
-    found = f"{name or '.'.join(map(str, loc))} = {shown}"
-    if loc[-1] == "[key]":
+    found = f"{dotted(loc[2:] if name else loc)} = {shown}"
+    if detail["loc"][-1] == "[key]":
         found = f"the name {name!r}"
     return error("type", where, found, wanted, "correct it")
 

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 from sparkstack.schema import matching, refusal
 from sparkstack.units import parse_size
@@ -77,27 +77,56 @@ def _scalar(value: Any) -> bool:
     return isinstance(value, (str, int)) and not isinstance(value, bool)
 
 
-def _json_like(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _json_like(item) for key, item in value.items())
-    if isinstance(value, list):
-        return all(_json_like(item) for item in value)
-    return value is None or isinstance(value, bool) or _scalar(value)
+# What argparse takes for a number and not for an option.
+_NEGATIVE = re.compile(r"-(\d+|\d*\.\d+)")
 
 
 def _option(value: Any) -> Any:
+    """What becomes words by the one rule (`sparkstack.launch.flag_words`), and nothing else."""
     if isinstance(value, list):
-        if any(isinstance(item, str) and item.startswith("-") for item in value):
-            # One of several values cannot be tied to its option by "=", and would be read as an option.
-            raise refusal("a list without texts that start with '-'")
-        if value and all(_scalar(item) or (isinstance(item, dict) and _json_like(item)) for item in value):
-            return value
-        raise refusal("a list of one or more texts, numbers or JSON objects", "leave the option out for none")
-    if value is None or isinstance(value, bool) or _scalar(value):
-        return value
-    if isinstance(value, dict) and _json_like(value):
-        return value
-    raise refusal("text, a number, true, false, null, a list or a JSON object", "put it in quotes")
+        if not value:
+            remedy = "leave the option out for none"
+            raise refusal("a list of one or more texts, numbers or JSON objects", remedy)
+        for at, item in enumerate(value):
+            if not (_scalar(item) or isinstance(item, dict)):
+                remedy = "put it in quotes" if not isinstance(item, list) else "write one list"
+                raise refusal("a text, a number or a JSON object", remedy, (at,), item)
+            if str(item).startswith("-") and not _NEGATIVE.fullmatch(str(item)):
+                # One of several values cannot be tied to its option by "=".
+                remedy = "an engine would read it as the next option"
+                raise refusal("no '-' at the beginning of one value of several", remedy, (at,), item)
+            _writable(item, (at,))
+    elif isinstance(value, dict) or value is None or isinstance(value, bool) or _scalar(value):
+        _writable(value, ())
+    else:
+        raise refusal("text, a number, true, false, null, a list or a JSON object", "put it in quotes")
+    return value
+
+
+def _writable(value: Any, inside: tuple[str | int, ...]) -> None:
+    """Errors: a refusal of the first thing in a value that cannot be written into an argument."""
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+        for key in value:
+            if not isinstance(key, str):
+                raise refusal("keys that are text, as JSON has them", "put it in quotes", inside, value)
+    elif isinstance(value, list):
+        items = enumerate(value)
+    elif isinstance(value, str):
+        # In JSON it is an escape of six characters; a word of its own cannot hold it.
+        if "\0" in value and all(isinstance(part, int) for part in inside):
+            raise refusal("text without a NUL", "no argument can hold one", inside, value)
+    elif not (value is None or isinstance(value, bool) or _scalar(value)):
+        raise refusal("what JSON has: text, a number, true, false, null", "put it in quotes", inside, value)
+    for part, item in items:
+        _writable(item, (*inside, part))
+
+
+def _argument(text: str) -> str:
+    if "\0" in text:
+        raise refusal("text without a NUL", "no argument can hold one")
+    return text
 
 
 def _shard_bytes(value: Any) -> Any:
@@ -120,7 +149,8 @@ SLUG = r"[a-z0-9][a-z0-9._-]*"
 _SLUG = (SLUG, "small letters, digits, '.', '_' and '-'")
 _HUB_ID = (r"[\w.-]+/[\w.-]+", "a hub id, ORGANISATION/NAME")
 _ENV_NAME = (r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name (letters, digits, '_')")
-_OPTION_NAME = (r"[a-z][a-z0-9_]*", "an option in snake case, as max_model_len for --max-model-len")
+_OPTION = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
+_OPTION_NAME = (_OPTION, "an option in snake case, as max_model_len for --max-model-len")
 _VERSION = (r"\d+(\.\d+)+", "a version, as 0.20.2")
 _AT_LEAST = (r"\d+(\.\d+)*", "a version, as 580 or 580.95.05")
 _DOCKER_SIZE = (r"[1-9][0-9]*[bkmg]?", "a size for Docker such as 2g")
@@ -132,6 +162,7 @@ Revision = Annotated[
 ]
 EnvName = Annotated[str, matching(*_ENV_NAME)]
 PlainText = Annotated[str, BeforeValidator(_plain_text, json_schema_input_type=str | int)]
+Argument = Annotated[str, AfterValidator(_argument)]
 OptionName = Annotated[str, matching(*_OPTION_NAME)]
 Option = Annotated[Any, BeforeValidator(_option)]
 DockerSize = Annotated[str, matching(*_DOCKER_SIZE), _pattern(*_DOCKER_SIZE)]

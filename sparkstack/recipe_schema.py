@@ -39,7 +39,9 @@ def _as_written(value: dict[str, Any]) -> None:
     expect["categories"]["additionalProperties"] = {
         "anyOf": [{"$ref": "#/$defs/Bound"}, {"$ref": "#/$defs/Figures"}]
     }
-    expect["quality"]["additionalProperties"] = {"anyOf": [{"const": "pass"}, {"$ref": "#/$defs/Score"}]}
+    expect["quality"]["additionalProperties"] = {
+        "anyOf": [{"enum": ["pass", "ignore", False]}, {"$ref": "#/$defs/Score"}]
+    }
     forms = []
     for model in _transforms():
         inner = value["$defs"][model.__name__]

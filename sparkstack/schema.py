@@ -25,10 +25,21 @@ class Loose(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
 
-def refusal(wanted: str, remedy: str = "") -> PydanticCustomError:
-    """What a validator raises to say in our words what it wants."""
+def refusal(wanted: str, remedy: str = "", inside: Loc = (), found: Any = None) -> PydanticCustomError:
+    """What a validator raises to say in our words what it wants. `inside` is where in the value that it got
+    the mistake is, and `found` what is there; () for the value itself."""
     # Braces would be taken for placeholders in the template, so the words travel in the context.
-    return PydanticCustomError("refusal", "{wanted}", {"wanted": wanted, "remedy": remedy})
+    context = {"wanted": wanted, "remedy": remedy, "inside": inside, "found": found}
+    return PydanticCustomError("refusal", "{wanted}", context)
+
+
+def at_fault(detail: ErrorDetails) -> tuple[Loc, Any]:
+    """Where a mistake is, down to the item of a value that a validator of ours refused, and what is there."""
+    # "[key]" is pydantic's mark for "the key itself, not its value".
+    loc: Loc = tuple(part for part in detail["loc"] if part != "[key]")
+    if inside := detail.get("ctx", {}).get("inside"):
+        return (*loc, *inside), detail["ctx"]["found"]
+    return loc, detail["input"]
 
 
 def matching(pattern: str, wanted: str) -> AfterValidator:
@@ -48,43 +59,38 @@ def problems(error: ValidationError, document: Document, model: type[BaseModel])
     details = error.errors()
     # A mistyped key is unknown and also leaves its right name missing: one mistake, one line.
     mistyped = {
-        (*_loc(detail)[:-1], _nearest(model, _loc(detail)))
+        (*at_fault(detail)[0][:-1], _nearest(model, at_fault(detail)[0]))
         for detail in details
         if detail["type"] == "extra_forbidden"
     }
     for detail in details:
-        loc = _loc(detail)
+        loc, found = at_fault(detail)
         if detail["type"] == "missing" and loc in mistyped:
             continue
         where = document.where(loc)
-        result.append((int(where.rpartition(":")[2]), _problem(detail, loc, where, model)))
+        result.append((int(where.rpartition(":")[2]), _problem(detail, loc, found, where, model)))
     return [problem for _, problem in sorted(result, key=lambda pair: pair[0])]
 
 
-def _loc(detail: ErrorDetails) -> Loc:
-    # "[key]" is pydantic's mark for "the key itself, not its value".
-    return tuple(part for part in detail["loc"] if part != "[key]")
-
-
-def _problem(detail: ErrorDetails, loc: Loc, where: str, model: type[BaseModel]) -> Problem:
-    dotted = _dotted(loc)
-    parent = _dotted(loc[:-1]) or "the recipe"
+def _problem(detail: ErrorDetails, loc: Loc, value: Any, where: str, model: type[BaseModel]) -> Problem:
+    key = dotted(loc)
+    parent = dotted(loc[:-1]) or "the recipe"
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         known = _known(model, loc[:-1])
         near = _nearest(model, loc)
         wanted = f"one of: {', '.join(known)}" if known else "no keys here"
         remedy = f"did you mean {near!r}?" if near else f"remove it from {parent}"
-        return Problem(where, f"unknown key {dotted!r}", wanted, remedy)
+        return Problem(where, f"unknown key {key!r}", wanted, remedy)
     if kind == "missing":
-        return Problem(where, f"no {dotted!r}", "a value", f"add {loc[-1]!r} to {parent}")
+        return Problem(where, f"no {key!r}", "a value", f"add {loc[-1]!r} to {parent}")
     if kind == "union_tag_invalid":
         tag = str(context.get("tag"))
         known = [word.strip(" '") for word in str(context.get("expected_tags")).split(",")]
         near = next(iter(get_close_matches(tag, known, 1)), "")
         remedy = f"did you mean {near!r}?" if near else "use one of these"
-        return Problem(where, f"{dotted} = {tag!r}", f"one of: {', '.join(known)}", remedy)
-    found = f"{dotted} = {_short(detail['input'])}"
+        return Problem(where, f"{key} = {tag!r}", f"one of: {', '.join(known)}", remedy)
+    found = f"{key} = {_short(value)}"
     if kind == "refusal":
         return Problem(where, found, str(context["wanted"]), str(context["remedy"]))
     wanted = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
@@ -98,7 +104,8 @@ def _problem(detail: ErrorDetails, loc: Loc, where: str, model: type[BaseModel])
     return Problem(where, found, wanted, remedy)
 
 
-def _dotted(loc: Loc) -> str:
+def dotted(loc: Loc) -> str:
+    """`serve.options.x[1]`"""
     text = ""
     for part in loc:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"

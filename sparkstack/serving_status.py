@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +17,8 @@ from sparkstack.units import seconds_text
 
 FORMAT = 1
 NOT_CHECKED = "not checked"
+READY = "ready"
+"""The word of a rank whose checks are done (onhost/group.py)."""
 STATES = {"active": "serves", "activating": "starts", "deactivating": "stops", "failed": "failed"}
 
 
@@ -68,6 +72,7 @@ def _host(name: str, found: Mapping[str, Any] | str) -> dict[str, Any]:
         "state": "down",
         "restarts": None,
         "uptime_s": None,
+        "waits_for": None,
         "memory": None,
         "gpus": None,
         "problem": None,
@@ -88,9 +93,35 @@ def _host(name: str, found: Mapping[str, Any] | str) -> dict[str, Any]:
     if not about:
         _blame(row, "no release", "one", "run deploy.py")
     elif active != "active":
+        row["waits_for"] = _waits_for(found)
         told = f"{active} ({unit.get('SubState')}, last result {unit.get('Result')})"
-        _blame(row, f"unit {told}", "active", "see journalctl -u sparkstack-serve there")
+        why = f": {row['waits_for']}" if row["waits_for"] else ""
+        _blame(row, f"unit {told}{why}", "active", "see journalctl -u sparkstack-serve there")
     return row
+
+
+def _waits_for(found: Mapping[str, Any]) -> str | None:
+    """Why a rank's unit is not active yet, or no more, in its own words where it has some; None for one that
+    somebody stopped."""
+    unit, rank = found["unit"], found["release"].get("rank")
+    active, sub = str(unit.get("ActiveState")), str(unit.get("SubState"))
+    last = str(found.get("last_error") or "")
+    if sub.startswith("auto-restart"):
+        return f"the next start, which comes by itself{f'; the last one ended: {last}' if last else ''}"
+    if active == "failed":
+        return f"the last start ended: {last}" if last else None
+    if active != "activating":
+        return None
+    why = str(unit.get("StatusText") or "")
+    if not why and sub == "start-pre":
+        note = str(found.get("note") or "it begins")
+        why = "its checks are done; waiting for the head to form the group" if note == READY else note
+    if not why:
+        why = "the engine starts: no completion yet" if rank == 0 else "its container starts"
+    since = str(unit.get("InactiveExitTimestampMonotonic") or "")
+    if since.isdigit() and int(since) and found.get("now_s"):
+        why += f"; for {seconds_text(max(round(float(found['now_s']) - int(since) / 1e6), 0))}"
+    return why
 
 
 def _blame(row: dict[str, Any], found: str, wanted: str, remedy: str) -> None:
@@ -126,6 +157,13 @@ def _endpoint(url: str, model: Any, found: Mapping[str, Any]) -> dict[str, Any]:
         unread, wanted = "/metrics that cannot be read", "Prometheus's text format"
         problem = problem or str(Problem(url, unread, wanted, "check what listens there"))
     return {"url": url, "model": model, "answers": health == 200, "problem": problem, **asdict(numbers)}
+
+
+def reason(text: str) -> str:
+    """What an answer that is no success says, as onhost/status.py has it: an error's message, else all."""
+    with suppress(ValueError, TypeError, KeyError):
+        text = str(json.loads(text)["error"]["message"])
+    return " ".join(text.split())[:200]
 
 
 # For people.
@@ -175,8 +213,15 @@ def _about(status: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _rows(status: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    titles = ("host", "rank", "state", "up", "restarts", "release", "memory used", "temperature")
-    return titles, [_row(host) for host in status["hosts"]]
+    titles: tuple[str, ...] = (
+        "host", "rank", "state", "up", "restarts", "release", "memory used", "temperature",
+    )  # fmt: skip
+    rows = [_row(host) for host in status["hosts"]]
+    if any(host["waits_for"] for host in status["hosts"]):
+        titles = (*titles, "waits for")
+        waits = [str(host["waits_for"] or "-") for host in status["hosts"]]
+        rows = [(*row, why) for row, why in zip(rows, waits, strict=True)]
+    return titles, rows
 
 
 def _row(host: Mapping[str, Any]) -> tuple[str, ...]:

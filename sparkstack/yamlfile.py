@@ -99,11 +99,14 @@ def _walk(
         problems.append(Problem(where, "an alias inside of what it names", "values that end", "remove it"))
         return
     above = (*above, id(node))
+    if isinstance(node, yaml.ScalarNode):
+        _encodable(node, name, problems)
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue  # the constructor complains about it, with its line
+            _encodable(key, name, problems)
             line = key.start_mark.line + 1
             text = str(key.value)
             if text in seen:
@@ -118,6 +121,15 @@ def _walk(
             _walk(item, (*loc, str(index)), above, name, lines, blocks, problems)
     elif isinstance(node, yaml.ScalarNode) and node.style == "|":
         blocks[loc] = node.start_mark.line + 2  # the line behind the bar
+
+
+def _encodable(node: yaml.ScalarNode, name: str, problems: list[Problem]) -> None:
+    r"""An escape can say half of a character ("\ud800"), which no file and no argument can hold."""
+    try:
+        str(node.value).encode()
+    except UnicodeEncodeError:
+        where, remedy = f"{name}:{node.start_mark.line + 1}", "write the character itself"
+        problems.append(Problem(where, f"{node.value!a}, half of a character", "UTF-8 text", remedy))
 
 
 def _syntax(error: yaml.YAMLError, name: str) -> Problem:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,15 @@ from pyinfra.api import FunctionCommand, deploy, operation
 from sparkstack import gates, knobs
 from sparkstack import recipe as recipes
 from sparkstack.errors import Problem, SparkstackError
-from sparkstack.expectation import PROFILES, Benchmark, Expect, profile_of
+from sparkstack.expectation import PROFILES, QUALITY, Benchmark, Expect, profile_of
 from sparkstack.releases import Kept
-from tasks import access, bench_local, declared, live, report
+from tasks import access, alone, bench_local, declared, live, report
 from tasks.activation import Releases
 from tasks.files import Commands, ManagedFile
 from tasks.remote import Watch, fail, job, report_failure, shell
 from tasks.site import LOCAL, ROOT, SiteError
 
-OPTIONS = ("profile", "url", "model", "api_key_file")
+OPTIONS = ("profile", "url", "model", "api_key_file", "quality")
 KEY_VARIABLE = "SPARKSTACK_API_KEY"
 URL = "url"
 """The release of an endpoint that nobody here deployed."""
@@ -38,13 +39,15 @@ URL = "url"
 @dataclass(frozen=True)
 class Wish:
     """What shall be measured, from `--data`. `url` None: what serves on the inventory's head. `recipe` is
-    what the figures are compared with, None where none was named."""
+    what the figures are compared with, None where none was named; `quality` the tests in place of the
+    profile's."""
 
     profile: str
     url: str | None
     model: str | None
     key: str | None = field(repr=False)
     recipe: recipes.Recipe | None
+    quality: tuple[str, ...] | None = None
 
     @cached_property
     def expect(self) -> Expect | None:
@@ -52,7 +55,8 @@ class Wish:
 
     @property
     def plan_profile(self) -> dict[str, Any]:
-        return profile_of(self.profile, self.recipe.benchmark if self.recipe else Benchmark())
+        profile = profile_of(self.profile, self.recipe.benchmark if self.recipe else Benchmark())
+        return profile if self.quality is None else {**profile, "quality": list(self.quality)}
 
 
 def wish(one: Any) -> Wish:
@@ -73,9 +77,25 @@ def wish(one: Any) -> Wish:
         # The default recipe says nothing of an endpoint that somebody else runs.
         named = url is None or declared.homes(one).get("recipe") == "--data"
         chosen = _recipe(str(data.recipe)) if named else None
-        return Wish(profile, url, model, _key(one, url is None), chosen)
+        return Wish(profile, url, model, _key(one, url is None), chosen, _tests(one.data.get("quality")))
     except SparkstackError as error:
         raise SiteError(str(error)) from None
+
+
+def _tests(wish: Any) -> tuple[str, ...] | None:
+    """The tests that were named: `sane,gsm8k`, `none`, or nothing at all (None)."""
+    if wish is None:
+        return None
+    names = [name.strip() for name in (wish if isinstance(wish, list) else str(wish).split(","))]
+    if names == ["none"]:
+        return ()
+    for name in names:
+        if name not in QUALITY:
+            near = get_close_matches(name, QUALITY, 1)
+            remedy = f"did you mean {near[0]!r}?" if near else "such as --data quality=sane,gsm8k"
+            wanted = f"none, or of: {', '.join(QUALITY)}"
+            raise SparkstackError(Problem("--data", f"quality = {name!r}", wanted, remedy))
+    return tuple(dict.fromkeys(names))
 
 
 def _base(url: str) -> str:
@@ -132,7 +152,7 @@ def of_release(asked: Wish, kept: Kept, explicit: bool) -> Wish:
         found: recipes.Recipe | None = _recipe(name)
     except SparkstackError:
         found = None
-    return Wish(asked.profile, asked.url, asked.model, asked.key, found)
+    return replace(asked, recipe=found)
 
 
 @operation()
@@ -266,11 +286,8 @@ def _judged(host: Any, asked: Wish, plan: dict[str, Any], measurement: dict[str,
             f"{host.name}: bench: found no result ({verdict['why']}); wanted {wanted}; run again when "
             "nothing else runs there",
         )
-    missed = [line for line in verdict["lines"] if line["verdict"] == "fail"]
-    figures = ", ".join(f"{line['name']} {line['measured']} (expected {line['expected']})" for line in missed)
-    return report_failure(
-        host, f"{host.name}: bench: found {figures}; wanted {wanted}; look at the report, or correct `expect`"
-    )
+    line = f"{host.name}: bench: found {gates.missed(verdict)}; wanted {wanted}"
+    return report_failure(host, f"{line}; look at the report, or correct `expect`")
 
 
 @deploy("benchmark")
@@ -290,6 +307,8 @@ def declare() -> None:
         )
     if not (host.name == LOCAL and asked.url is not None):
         access.ensure(host)
+        # A deployment beside it would be measured, too, and would find a busy endpoint.
+        alone.ensure(host, "bench.py")
     recipe = asked.recipe.name if asked.recipe else "none"
     report.begin(release="", recipe=recipe, kind="bench")
     _declare(asked=asked, hosts=hosts)

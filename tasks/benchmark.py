@@ -159,8 +159,7 @@ def judged(site: Site) -> Commands:
             f"believed; release {site.release_id} goes on serving; run again when nothing else runs there"
         )
         return
-    missed = [line for line in verdict["lines"] if line["verdict"] == "fail"]
-    figures = ", ".join(f"{line['name']} {line['measured']} (expected {line['expected']})" for line in missed)
+    figures = gates.missed(verdict)
     line = (
         f"{host.name}: benchmark: found {figures}; wanted what recipe {site.recipe.name} expects; "
         "look at the report, or correct `expect`"

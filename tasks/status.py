@@ -110,7 +110,7 @@ def _read(url: str) -> dict[str, Any]:
         with httpx.Client(timeout=5, trust_env=False) as client:
             health = client.get(f"{url}/health")
             found["health"] = health.status_code
-            found["said"] = "" if health.status_code == 200 else " ".join(health.text.split())[:200]
+            found["said"] = "" if health.status_code == 200 else serving_status.reason(health.text)
             for pause in (SECONDS, 0):
                 answer = client.get(f"{url}/metrics")
                 found["readings"].append(

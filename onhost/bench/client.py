@@ -139,10 +139,14 @@ async def ask(
                 async for event in _events(answer):
                     now = loop.time()
                     reader.take(event, now)
+                    if max(sample.chunks, reader.ids) > 2 * max_tokens + 16:
+                        raise Failed(f"no end after twice the {max_tokens} tokens that were asked for")
                     if sample.chunks > 1:
                         last = min(until, max(now, enough))
                     guard.reschedule(min(now + target.timeout, last))
             return reader.end(loop.time())
+    except (TypeError, ValueError, AttributeError) as error:
+        raise Failed(f"an event of another form ({error})") from None
     except TimeoutError:
         if guard.when() != last:
             raise Failed(f"no byte for {target.timeout:g} s") from None
@@ -223,6 +227,10 @@ class _Reader:
         self._texts: list[str] = []
         self._ids: list[object] | None = None
         self._usage: dict[str, Any] | None = None
+
+    @property
+    def ids(self) -> int:
+        return len(self._ids or ())
 
     def take(self, event: dict[str, Any], now: float) -> None:
         sample = self._sample

@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -16,8 +17,10 @@ from onhost.bench.plain import Reply
 from onhost.bench.prompts import CATEGORIES, PROMPTS, filler
 from onhost.bench.quality import PASSES, Asked, Result, scored
 from onhost.bench.wordproblems import INSTRUCTION, answer_in
+from onhost.http_client import words_of
 
 GSM8K = "https://datasets-server.huggingface.co/rows?dataset=openai/gsm8k&config=main&split=test"
+HUB_SECONDS = 30
 SAME = 1.0
 ALIKE = 0.8  # share of equal greedy answers from which two releases are called alike
 
@@ -95,12 +98,23 @@ def fixed_prompts(count: int) -> dict[str, str]:
     return {f"{kind}-{at + 1}": PROMPTS[kind][at] for kind, at in pairs}
 
 
+async def _greedy(asked: Asked, prompts: list[str], tokens: int) -> list[Reply | str]:
+    """Answers of requests that were alone; other requests in the batch may change sums, and so words. What
+    was asked before is not asked again."""
+    new = [prompt for prompt in prompts if (prompt, tokens) not in asked.greedy]
+    replies = await asked.all(new, tokens, at_once=1)
+    given = {prompt: reply for prompt, reply in zip(new, replies, strict=True) if isinstance(reply, Reply)}
+    asked.greedy |= {(prompt, tokens): reply for prompt, reply in given.items()}
+    failed = dict(zip(new, replies, strict=True))
+    return [asked.greedy.get((prompt, tokens)) or failed[prompt] for prompt in prompts]
+
+
 async def determinism(asked: Asked) -> Result:
-    """Two greedy runs, one request at a time: other requests in the batch may change sums, and so words."""
+    """Two greedy runs, one request at a time."""
     wanted = "the same greedy answers twice"
-    prompts = list(fixed_prompts(3).values())
-    first = await asked.all(prompts, 32, at_once=1)
-    second = await asked.all(prompts, 32, at_once=1)
+    prompts, tokens = list(fixed_prompts(3).values()), min(32, asked.agreement_tokens)
+    first = await _greedy(asked, prompts, tokens)
+    second = await asked.all(prompts, tokens, at_once=1)
     right = [isinstance(a, Reply) and a == b for a, b in zip(first, second, strict=True)]
     differ = next((i for i, same in enumerate(right) if not same), None)
     wrong = "" if differ is None else _apart(_text(first[differ]), _text(second[differ]))
@@ -121,32 +135,45 @@ def _apart(one: str, other: str) -> str:
 async def agreement(asked: Asked, previous: Path | None) -> Result:
     """Greedy answers, kept for the next release, beside those of the one before."""
     wanted = f"{ALIKE:.0%} of the greedy answers as the release before gave them"
-    prompts = fixed_prompts(16)
-    replies = await asked.all(list(prompts.values()), 128, at_once=1)
-    got = {key: r.text for key, r in zip(prompts, replies, strict=True) if isinstance(r, Reply)}
+    prompts, tokens = fixed_prompts(asked.agreement), asked.agreement_tokens
+    replies = dict(zip(prompts, await _greedy(asked, list(prompts.values()), tokens), strict=True))
+    got = {key: r.text for key, r in replies.items() if isinstance(r, Reply) and not r.unfinished}
     asked.answers.update(got)
-    failed = next((reply for reply in replies if isinstance(reply, str)), None)
-    if failed:
-        return Result("agreement", "not checked", f"{len(got)} of {len(prompts)} answers ({failed})", wanted)
+    missing = f"{len(prompts) - len(got)} without an answer" if len(got) < len(prompts) else ""
+    if failed := next((reply for reply in replies.values() if isinstance(reply, str)), ""):
+        missing += f" ({failed})"
+    if not got:
+        why = missing if failed else f"{len(prompts)} were cut while still thinking"
+        return Result("agreement", "not checked", why, wanted)
     if previous is None:
         return Result("agreement", "not checked", "no release before it with answers", wanted)
     try:
         kept = json.loads(previous.read_text(encoding="utf-8"))
         before: dict[str, str] = {str(key): str(text) for key, text in kept["answers"].items()}
-        name = str(kept.get("release"))
+        name, length = str(kept.get("release")), int(kept.get("tokens", 128))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not in the form of answers.json"
-        return Result("agreement", "not checked", f"{previous} cannot be read ({why})", wanted)
-    common = [key for key in prompts if key in before]
+        said = error.strerror if isinstance(error, OSError) else "not in the form of answers.json"
+        return Result("agreement", "not checked", f"{previous} cannot be read ({said})", wanted)
+    common = [key for key in got if key in before]
     if not common:
         return Result("agreement", "not checked", f"release {name} answered other questions", wanted)
-    same = [key for key in common if before[key] == got[key]]
+    same = [key for key in common if _same(before[key], length, got[key], tokens)]
     score = len(same) / len(common)
-    found = f"{len(same)} of {len(common)} as release {name}"
+    found = f"{len(same)} of {len(common)} as release {name}" + (f"; {missing}" if missing else "")
     if differ := [key for key in common if key not in same]:
         found += f"; {differ[0]}: {_apart(before[differ[0]], got[differ[0]])}"
+    alike = score >= ALIKE and not missing
     # Other answers are not worse ones: this alone fails no release.
-    return Result("agreement", "pass" if score >= ALIKE else "inconclusive", found, wanted, score)
+    return Result("agreement", "pass" if alike else "inconclusive", found, wanted, score)
+
+
+def _same(before: str, length: int, now: str, tokens: int) -> bool:
+    """Whether two greedy answers are one. Where they were given unlike numbers of tokens, the shorter is the
+    beginning of the longer; half of a character at its end says nothing."""
+    if length == tokens:
+        return before == now
+    short, long = (before, now) if length < tokens else (now, before)
+    return long.startswith(short.rstrip("\N{REPLACEMENT CHARACTER}"))
 
 
 async def gsm8k(
@@ -158,11 +185,12 @@ async def gsm8k(
     """
     wanted = f"{PASSES:.0%} of {count} problems of GSM8K right"
     try:
-        async with httpx.AsyncClient(transport=transport, timeout=30, follow_redirects=True) as client:
+        options: dict[str, Any] = {"timeout": HUB_SECONDS, "follow_redirects": True}
+        async with httpx.AsyncClient(transport=transport, **options) as client:
             tasks = await _rows(client, source, count)
     except (httpx.HTTPError, TimeoutError, ValueError, TypeError, KeyError) as error:
-        why = str(error) or type(error).__name__
-        return Result("gsm8k", "not checked", f"no problems from the hub ({why})", wanted)
+        found = f"no problems from {urlsplit(source).hostname} ({_why(error)})"
+        return Result("gsm8k", "not checked", found, wanted)
     replies = await asked.all([f"{question} {INSTRUCTION}" for question, _ in tasks], 512)
     right = [
         isinstance(reply, Reply) and answer_in(reply.text) == answer
@@ -171,13 +199,28 @@ async def gsm8k(
     return scored("gsm8k", replies, right, wanted)
 
 
+def _why(error: Exception) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"HTTP {error.response.status_code}"
+    if isinstance(error, TimeoutError | httpx.TimeoutException):
+        return f"no answer within {HUB_SECONDS} s"
+    if isinstance(error, httpx.HTTPError):
+        return words_of(error)
+    if isinstance(error, KeyError | TypeError):
+        return f"rows of another form: {error}"
+    return str(error)
+
+
 async def _rows(client: httpx.AsyncClient, source: str, count: int) -> list[tuple[str, float]]:
     tasks: list[tuple[str, float]] = []
     while len(tasks) < count:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HUB_SECONDS):
             answer = await client.get(f"{source}&offset={len(tasks)}&length={min(100, count - len(tasks))}")
         answer.raise_for_status()
-        rows: list[dict[str, Any]] = [one["row"] for one in answer.json()["rows"]]
+        got: list[dict[str, Any]] = answer.json()["rows"]
+        if any(one.get("truncated_cells") for one in got):
+            raise ValueError("problems that are cut short")
+        rows: list[dict[str, str]] = [one["row"] for one in got]
         if not rows:
             raise ValueError(f"{len(tasks)} problems and no more")
         for row in rows:

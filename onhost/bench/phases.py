@@ -40,6 +40,10 @@ SHORT: dict[str, Callable[[quality.Asked], Awaitable[quality.Result]]] = {
     "arithmetic": quality.arithmetic,
     "determinism": longer.determinism,
 }
+# Of the time that is left each test has a share: the open answers are the longest, exact ones a few tokens,
+# and of its answers agreement finds some that determinism asked for.
+WEIGHTS = {"sane": 5, "exact": 1, "determinism": 3}
+WEIGHT = 2
 MARGIN = 0.99  # of the model's context: the input's length is known by its words, and that to a percent
 
 
@@ -234,10 +238,12 @@ class Phases:
         asker = Asker(self._client, self._target)
         asked = quality.Asked(asker, self._metrics, min(8, max(profile.streams)), profile.arithmetic)
         asked.answers = self.answers
+        asked.agreement, asked.agreement_tokens = profile.agreement, profile.agreement_tokens
         self._job.progress.stage("quality", len(profile.quality), "steps")
-        for left, name in zip(range(len(profile.quality), 0, -1), profile.quality, strict=True):
+        weights = [WEIGHTS.get(name, WEIGHT) for name in profile.quality]
+        for at, name in enumerate(profile.quality):
             self._job.progress.add(0, name)
-            asker.until = loop.time() + (ends - loop.time()) / left
+            asker.until = loop.time() + (ends - loop.time()) * weights[at] / sum(weights[at:])
             if loop.time() >= ends:
                 line = quality.Result(name, "not checked", "the profile's time was over", "an answer")
             else:

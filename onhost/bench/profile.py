@@ -44,6 +44,8 @@ class Profile:
     saturation: bool = False
     quality: tuple[str, ...] = ()
     arithmetic: int = 100
+    agreement: int = 16
+    agreement_tokens: int = 128
     needle_lengths: tuple[int, ...] | str = ()
     needle_depths: tuple[float, ...] = (0.1, 0.5, 0.9)
     seconds: float | None = None
@@ -63,7 +65,13 @@ class Profile:
 NAMED: dict[str, dict[str, Any]] = {
     "custom": {},
     # Ends within a minute on any server. 55 s: a few are the job's own start and end.
-    "smoke": {"requests": 3, "seconds": 55, "quality": ["exact", "determinism", "sane"]},
+    "smoke": {
+        "requests": 3,
+        "seconds": 55,
+        "quality": ["sane", "exact", "determinism", "agreement"],
+        "agreement": 8,
+        "agreement_tokens": 16,
+    },
     "standard": {
         "streams": [1, 2, 4, 6, 8],
         "max_tokens": 128,
@@ -122,6 +130,8 @@ def read(plan: Plan) -> Profile:
         saturation=merged.truth("saturation", default.saturation),
         quality=_names(data, "quality", QUALITY),
         arithmetic=merged.integer("arithmetic", default.arithmetic),
+        agreement=merged.integer("agreement", default.agreement),
+        agreement_tokens=merged.integer("agreement_tokens", default.agreement_tokens),
         needle_lengths=_lengths(data, "needle_lengths"),
         needle_depths=_numbers(data, "needle_depths", default.needle_depths, 0, 1),
         seconds=None if data.get("seconds") is None else merged.number("seconds", 1),

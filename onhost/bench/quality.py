@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onhost.bench.client import Failed, Refused
@@ -25,10 +25,13 @@ EXACT = (
     ("Repeat this word and nothing else: harbour", "harbour"),
 )
 OPEN = (
-    ("Explain in three sentences why the sky is blue.", "latin"),
-    ("Say in three sentences what a lighthouse is for.", "latin"),
-    ("请用三句话说明为什么海水是咸的。", "han"),
+    ("Explain in three sentences why the sky is blue.", "latin", "sky|blue|light|scatter|sun"),
+    ("Say in three sentences what a lighthouse is for.", "latin", "light|ship|coast|sea|sail|boat|navigat"),
+    ("请用三句话说明为什么海水是咸的。", "han", "海|水|盐|鹽|咸|鹹|矿|礦|氯|钠|鈉"),
 )
+"""Question, script of its language, and what no answer to it is without a word of."""
+BEGINNING = 48  # tokens
+UNENDED = "does not end within"
 
 
 @dataclass
@@ -39,8 +42,11 @@ class Asked:
     metrics: Metrics
     at_once: int
     arithmetic: int = 100
+    agreement: int = 16  # greedy answers to compare with those of the release before
+    agreement_tokens: int = 128
     tick: Callable[[], None] = lambda: None
     answers: dict[str, str] = field(default_factory=dict)
+    greedy: dict[tuple[str, int], Reply] = field(default_factory=dict)  # by prompt and tokens, asked alone
 
     async def all(
         self, prompts: Sequence[str], max_tokens: int, at_once: int = 0, **more: Any
@@ -69,11 +75,14 @@ class Result:
     found: str
     wanted: str
     score: float | None = None
+    at_best: float | None = None  # the score, were the answers right that are missing
 
     def as_dict(self) -> dict[str, Any]:
         score = None if self.score is None else tidy(self.score)
         found = " ".join(self.found.split())[:400]
+        missing = {} if self.at_best is None else {"at_best": tidy(self.at_best)}
         return {
+            **missing,
             "name": self.name,
             "status": self.status,
             "found": found,
@@ -104,10 +113,11 @@ def scored(
         found += f"; {unfinished} were cut while still thinking"
     if wrong and score < 1:
         found += f"; e.g. {wrong}"
-    if score >= passes:
-        return Result(name, "inconclusive" if failed else "pass", found, wanted, score)
     can = (sum(right) + unfinished + len(failed)) / len(right)
-    return Result(name, "inconclusive" if can >= passes else "fail", found, wanted, score)
+    at_best = can if can > score else None
+    if score >= passes:
+        return Result(name, "inconclusive" if failed else "pass", found, wanted, score, at_best)
+    return Result(name, "inconclusive" if can >= passes else "fail", found, wanted, score, at_best)
 
 
 def _example(prompts: Sequence[str], replies: Sequence[Reply | str], right: Sequence[bool]) -> str:
@@ -118,18 +128,35 @@ def _example(prompts: Sequence[str], replies: Sequence[Reply | str], right: Sequ
 
 
 async def sane(asked: Asked) -> Result:
-    prompts = [prompt for prompt, _ in OPEN]
-    replies = await asked.all(prompts, 200)
-    faults = [
-        None if isinstance(reply, str) else fault_of(reply, script)
-        for reply, (_, script) in zip(replies, OPEN, strict=True)
-    ]
+    """All three at once, which costs a server next to nothing. A short beginning first: garbage shows in it,
+    also where the time is not enough for a server that does not end. What is sound so far is asked again."""
+    faults: list[str | None] = []
+    replies: list[Reply | str] = []
+    for tokens in (BEGINNING, 200):
+        todo = [at for at in range(len(OPEN)) if not replies or _goes_on(replies[at], faults[at])]
+        got = await asked.all([OPEN[at][0] for at in todo], tokens, at_once=max(asked.at_once, len(OPEN)))
+        replies = replies or [""] * len(OPEN)
+        faults = faults or [None] * len(OPEN)
+        for at, reply in zip(todo, got, strict=True):
+            replies[at] = reply
+            faults[at] = None if isinstance(reply, str) else fault_of(reply, *OPEN[at][1:])
     right = [isinstance(reply, Reply) and not fault for reply, fault in zip(replies, faults, strict=True)]
     wrong = next((f"an answer that {fault}" for fault in faults if fault), "")
-    return scored("sane", replies, right, "answers that end, in the question's language", wrong, passes=1.0)
+    wanted = "answers that end, in the question's language and about it"
+    result = scored("sane", replies, right, wanted, wrong, passes=1.0)
+    # One that only does not end may be thinking aloud: no pass, and no garbage.
+    unended = sum((fault or "").startswith(UNENDED) for fault in faults)
+    if not unended or result.score is None:
+        return result
+    return replace(result, at_best=(result.at_best or result.score) + unended / len(OPEN))
 
 
-def fault_of(reply: Reply, script: str) -> str | None:
+def _goes_on(reply: Reply | str, fault: str | None) -> bool:
+    """Whether an answer was cut by its number of tokens, and nothing else is wrong with it."""
+    return isinstance(reply, Reply) and (reply.unfinished or (fault or "").startswith(UNENDED))
+
+
+def fault_of(reply: Reply, script: str, about: str = "") -> str | None:
     """What is wrong with an open answer, in words that follow "an answer that"; None where nothing is."""
     text = reply.text.strip()
     if not text:
@@ -144,8 +171,10 @@ def fault_of(reply: Reply, script: str) -> str | None:
     share = (han if script == "han" else latin) / max(1, len(letters))
     if share < 0.7:
         return f"is not in the question's language ({text[:40]!r})"
+    if not re.search(about, text, re.IGNORECASE):
+        return f"says nothing of what was asked ({text[:40]!r})"
     if reply.finish == "length":
-        return f"does not end within {reply.tokens} tokens"
+        return f"{UNENDED} {reply.tokens} tokens"
     return None
 
 
@@ -158,7 +187,7 @@ def repeats(text: str) -> bool:
 
 async def exact(asked: Asked) -> Result:
     prompts = [prompt for prompt, _ in EXACT]
-    replies = await asked.all(prompts, 24)
+    replies = await asked.all(prompts, 24, at_once=max(asked.at_once, len(EXACT)))
     right = [
         isinstance(reply, Reply) and bare(reply.text) == wanted
         for reply, (_, wanted) in zip(replies, EXACT, strict=True)

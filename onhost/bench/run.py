@@ -70,7 +70,13 @@ def measure(
                 await phases.all(previous)
                 write_json(
                     result.parent / "answers.json",
-                    {"format": 1, "release": release, "model": about.model, "answers": phases.answers},
+                    {
+                        "format": 1,
+                        "release": release,
+                        "model": about.model,
+                        "tokens": profile.agreement_tokens,
+                        "answers": phases.answers,
+                    },
                 ) if phases.answers else None
 
     try:

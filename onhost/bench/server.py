@@ -15,6 +15,7 @@ from onhost.bench.client import as_json
 from onhost.bench.figures import tidy
 from onhost.http_client import words_of
 from onhost.plan import JobError
+from onhost.ready import message_of
 
 ANSWER = 30.0  # s for a question that costs the engine nothing
 BESIDE = 3.0  # s for one that can go without an answer
@@ -78,8 +79,10 @@ async def look(client: httpx.AsyncClient, url: str, model: str | None, seconds: 
     try:
         found = {str(entry["id"]): entry for entry in answer.json()["data"]}
     except (ValueError, TypeError, KeyError):
+        # What stands in the engine's place while it starts says what it waits for.
+        said = "" if answer.status_code == 200 else f" ({message_of(as_json(answer.text))})"
         raise JobError(
-            f"found HTTP {answer.status_code} without a list of models at {where}; "
+            f"found HTTP {answer.status_code}{said} without a list of models at {where}; "
             "wanted an OpenAI-compatible endpoint; check what listens there"
         ) from None
     names = ", ".join(found) or "none"

@@ -91,6 +91,8 @@ def test_the_second_of_two_deploys_is_told_who_is_first(cluster: Cluster, folder
             run = pyinfra(*WORDS, script=script)
             assert run.code != 0 and "Traceback" not in run.output
             assert "spark-1: found another run at work (ann on desk); wanted one at a time; " in run.output
+            run = pyinfra("-y", "--data", "profile=smoke", script="bench.py")
+            assert "spark-1: found another run at work (ann on desk); wanted one at a time; " in run.output
         run = pyinfra("--dry", *data(recipe=folder / "lab-light.yaml", plan="no"))
         assert run.code == 0, run.output
     finally:

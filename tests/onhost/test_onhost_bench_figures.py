@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from threading import Event
@@ -15,14 +18,14 @@ from typing import Any
 
 import httpx
 import pytest
-from simulated import Loop, Scripted, Timing
+from simulated import Loop, Scripted, Timing, event
 
 from onhost.bench.figures import MANY, distribution, interval, slope, spread
 from onhost.bench.load import Load
 from onhost.bench.open_loop import arrivals
 from onhost.bench.prompts import WORDS, filler
 from onhost.bench.run import measure
-from onhost.bench.server import Metrics
+from onhost.bench.server import Metrics, look
 from onhost.jobs import Job, Progress
 from onhost.plan import JobError, Plan
 
@@ -327,6 +330,54 @@ def test_a_stopped_job_leaves_what_it_has(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "results/measurement.json").read_text())
     assert found["complete"] is False and [p["streams"] for p in found["points"]] == [1]
     assert found["points"] == json.loads((tmp_path / "measurement.json").read_text())["points"]
+
+
+TOKEN = {"choices": [{"delta": {"content": "x"}, "token_ids": [1]}]}
+
+
+@dataclass
+class Odd(Scripted):
+    """A stream of these events, the last one `again` and again."""
+
+    events: tuple[Any, ...] = ()
+    again: int = 1
+
+    async def _answer(self, number: int, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        for sent in (*self.events, *self.events[-1:] * (self.again - 1)):
+            await asyncio.sleep(0.1)
+            yield event(sent)
+
+
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        (({"choices": "x"},), "an event of another form ('str' object has no attribute 'get')"),
+        (({"choices": [None]},), "an event of another form ('NoneType' object has no attribute 'get')"),
+        (({"choices": [{"delta": {"content": ["a"]}}]},), "an event of another form (sequence item 2: "),
+        ((TOKEN, {"usage": {"completion_tokens": "many"}}), "a stream that was cut"),
+        ((TOKEN, {"error": "boom"}), "an error in the stream (boom)"),
+        (([1],), "an event that is no JSON object"),
+    ],
+)
+def test_streams_of_another_form_are_failures(tmp_path: Path, events: tuple[Any, ...], why: str) -> None:
+    with pytest.raises(JobError, match=f"^found all 1 requests with 1 streams failing: {re.escape(why)}"):
+        measured(tmp_path, Odd(events=events), QUICK)
+
+
+def test_a_server_that_does_not_end_at_what_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="no end after twice the 31 tokens that were asked for"):
+        measured(tmp_path, Odd(events=(TOKEN,), again=1000), QUICK)
+
+
+def test_what_stands_in_the_engine_s_place_says_why() -> None:
+    async def main() -> None:
+        said = {"error": {"message": "waiting for rank 1", "code": 503}}
+        transport = httpx.MockTransport(lambda request: httpx.Response(503, json=said))
+        async with httpx.AsyncClient(transport=transport) as client:
+            with pytest.raises(JobError, match=r"^found HTTP 503 \(waiting for rank 1\) without a list of"):
+                await look(client, "http://server", "tiny")
+
+    asyncio.run(main())
 
 
 def test_distribution() -> None:

@@ -15,10 +15,11 @@ import pytest
 from simulated import Loop, Scripted, Timing
 from test_onhost_bench_figures import QUICK, measured
 
+from onhost.bench import longer
 from onhost.bench.forms import json_fault, tool_fault
 from onhost.bench.longer import GSM8K, gsm8k, haystack
 from onhost.bench.plain import Asker, Reply
-from onhost.bench.quality import EXACT, Asked, fault_of, repeats
+from onhost.bench.quality import EXACT, OPEN, Asked, fault_of, repeats
 from onhost.bench.server import Metrics
 from onhost.bench.wordproblems import answer_in, problems
 
@@ -118,6 +119,81 @@ def test_agreement_with_the_release_before(tmp_path: Path) -> None:
     assert "not in the form of answers.json" in compared(clever)["found"]
 
 
+def test_the_gate_s_profile_looks_for_garbage_and_keeps_a_handful_of_answers(tmp_path: Path) -> None:
+    """On a server that is slow, too (see its figures): 8 greedy answers of 16 tokens, some of which the test
+    of determinism has asked for already."""
+    kept = tmp_path / "before.json"
+    server = Scripted(says=clever)
+    found = measured(tmp_path, server, {"name": "smoke"})
+    lines = {line["name"]: line for line in found["quality"]}
+    assert [*lines] == ["sane", "exact", "determinism", "agreement"]
+    assert {line["status"] for line in lines.values()} == {"pass", "not checked"}
+    whole = [body["max_tokens"] for body in server.asked if not body.get("stream")]
+    assert whole.count(16) == 3 + 3 + 5 and len(whole) == 3 + 5 + 11
+    answers = json.loads((tmp_path / "results/answers.json").read_text())
+    assert (answers["tokens"], len(answers["answers"])) == (16, 8)
+    kept.write_text(json.dumps(answers))
+    again = measured(tmp_path, Scripted(says=clever), {"name": "smoke"}, previous=str(kept))["quality"][-1]
+    assert (again["status"], again["found"]) == ("pass", "8 of 8 as release r1")
+    salad = Scripted(says=lambda _p, n: f"kumquat {n} of the marshal " * 3)
+    garbage = measured(tmp_path, salad, {"name": "smoke"}, previous=str(kept))["quality"]
+    assert garbage[0]["status"] == "fail" and garbage[0]["score"] == 0
+    assert "says nothing of what was asked ('kumquat" in garbage[0]["found"]
+    assert (garbage[-1]["score"], garbage[-1]["found"][:18]) == (0, "0 of 8 as release ")
+
+
+def test_answers_of_unlike_lengths_are_compared_as_far_as_both_go() -> None:
+    same = longer._same
+    assert same("a b", 16, "a b c", 128) and same("a b c", 128, "a b", 16) and same("a\ufffd", 16, "a€", 128)
+    assert not same("a b", 16, "a b c", 16) and not same("a x", 16, "a b c", 128)
+    assert same("a b", 16, "a b", 16)
+
+
+def test_open_answers_that_take_longer_than_their_beginning(tmp_path: Path) -> None:
+    class Longer(Scripted):
+        async def _whole(self, number: int, body: dict[str, Any]) -> httpx.Response:
+            answer = await super()._whole(number, body)
+            data = json.loads(answer.content)
+            if body["max_tokens"] < 200:
+                data["choices"][0]["finish_reason"] = "length"
+            elif "lighthouse" in self.text_of(body):
+                await asyncio.sleep(1000)
+            return httpx.Response(200, json=data)
+
+    server = Longer(says=clever)
+    line = quality(tmp_path, server, "sane", profile={"seconds": 50})["sane"]
+    assert (line["status"], line["score"], line["at_best"]) == ("inconclusive", 0.66667, 1.0)
+    asked = [body["max_tokens"] for body in server.asked if not body.get("stream")]
+    assert asked == [48, 48, 48, 200, 200, 200]
+
+
+def test_answers_that_only_do_not_end_are_no_pass_and_no_garbage(tmp_path: Path) -> None:
+    class Endless(Scripted):
+        async def _whole(self, number: int, body: dict[str, Any]) -> httpx.Response:
+            data = json.loads((await super()._whole(number, body)).content)
+            data["choices"][0]["finish_reason"] = "length"
+            return httpx.Response(200, json=data)
+
+    line = quality(tmp_path, Endless(says=clever), "sane")["sane"]
+    assert (line["status"], line["score"], line["at_best"]) == ("fail", 0, 1)
+    assert line["found"] == "0 of 3 right; e.g. an answer that does not end within 8 tokens"
+    line = quality(tmp_path, Endless(says=lambda _p, _n: "la " * 40), "sane")["sane"]
+    assert (line["status"], line["score"], line.get("at_best")) == ("fail", 0, None)
+
+
+def test_an_answer_that_was_cut_while_thinking_agrees_with_nothing(tmp_path: Path) -> None:
+    kept = tmp_path / "before.json"
+    kept.write_text(json.dumps({"release": "r0", "answers": {"coding-1": "<think> so"}}))
+
+    class Thinks(Scripted):
+        async def _whole(self, number: int, body: dict[str, Any]) -> httpx.Response:
+            choice = {"message": {"content": "<think> so"}, "finish_reason": "length"}
+            return httpx.Response(200, json={"choices": [choice], "usage": {"completion_tokens": 9}})
+
+    line = quality(tmp_path, Thinks(), "agreement", previous=str(kept))["agreement"]
+    assert (line["status"], line["found"]) == ("not checked", "16 were cut while still thinking")
+
+
 def test_what_the_server_refuses_is_a_result(tmp_path: Path) -> None:
     def refuses(body: dict[str, Any]) -> str | None:
         return '"auto" tool choice requires a parser' if "tools" in body else None
@@ -149,16 +225,29 @@ def asked(server: httpx.AsyncBaseTransport) -> Asked:
     return Asked(Asker(client, Target("http://s", "tiny", "chat", 60)), Metrics(client, "http://s"), 8)
 
 
-def test_gsm8k_from_the_hub_or_not_at_all() -> None:
-    rows = [
-        {"row": {"question": task.text, "answer": f"So it is.\n#### {task.answer:,}"}}
-        for task in problems(100)
+def gsm8k_row(number: int, question: str, answer: str) -> dict[str, Any]:
+    """As the hub's data server has a row of GSM8K's test set, with its marks of what was worked out."""
+    steps = f"First it is 2 * 3 = <<2*3=6>>6.\nThen it is that.\n#### {answer}"
+    return {"row_idx": number, "row": {"question": question, "answer": steps}, "truncated_cells": []}
+
+
+def gsm8k_page(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    columns = [
+        {"feature_idx": at, "name": name, "type": {"dtype": "string", "_type": "Value"}}
+        for at, name in enumerate(("question", "answer"))
     ]
+    counts = {"num_rows_total": 1319, "num_rows_per_page": 100, "partial": False}
+    return {"features": columns, "rows": rows, **counts}
+
+
+def test_gsm8k_from_the_hub_or_not_at_all() -> None:
+    rows = [gsm8k_row(number, task.text, f"{task.answer:,}") for number, task in enumerate(problems(100))]
     seen: list[httpx.Request] = []
 
     def hub(request: httpx.Request) -> httpx.Response:
         seen.append(request)
-        return httpx.Response(200, json={"rows": rows[: int(request.url.params["length"])]})
+        offset, length = (int(request.url.params[name]) for name in ("offset", "length"))
+        return httpx.Response(200, json=gsm8k_page(rows[offset : offset + min(length, 64)]))
 
     async def ask(handler: Callable[[httpx.Request], httpx.Response]) -> dict[str, Any]:
         server = Scripted(says=clever)
@@ -167,18 +256,31 @@ def test_gsm8k_from_the_hub_or_not_at_all() -> None:
     def away(_request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("no route")
 
+    def slow(_request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectTimeout("")
+
+    cut = gsm8k_row(0, "x", "1") | {"truncated_cells": ["question"]}
+
     with asyncio.Runner(loop_factory=Loop) as runner:
         line = runner.run(ask(hub))
         assert (line["status"], line["found"]) == ("pass", "100 of 100 right")
-        assert "authorization" not in seen[0].headers
+        assert "authorization" not in seen[0].headers and len(seen) == 2  # where a page has fewer than asked
+        assert [dict(one.url.params) for one in seen] == [
+            {"dataset": "openai/gsm8k", "config": "main", "split": "test", "offset": offset, "length": length}
+            for offset, length in (("0", "100"), ("64", "36"))
+        ]
         for handler, why in (
             (away, "no route"),
-            (lambda _r: httpx.Response(503), "503"),
+            (slow, "no answer within 30 s"),
+            (lambda _r: httpx.Response(503), "HTTP 503"),
             (lambda _r: httpx.Response(200, text="<html>"), "Expecting value"),
-            (lambda _r: httpx.Response(200, json={"rows": []}), "0 problems and no more"),
+            (lambda _r: httpx.Response(200, json={"error": "busy"}), "rows of another form: 'rows'"),
+            (lambda _r: httpx.Response(200, json=gsm8k_page([])), "0 problems and no more"),
+            (lambda _r: httpx.Response(200, json=gsm8k_page([cut])), "problems that are cut short"),
         ):
             line = runner.run(ask(handler))
-            assert line["status"] == "not checked" and why in line["found"], line
+            assert line["status"] == "not checked", line
+            assert line["found"].startswith(f"no problems from datasets-server.huggingface.co ({why}"), line
 
 
 def test_answers_that_are_not_sane() -> None:
@@ -186,6 +288,8 @@ def test_answers_that_are_not_sane() -> None:
         return fault_of(Reply(text, thought, finish, tokens=400), script)
 
     assert fault(SENSE) is None
+    elsewhere = fault_of(Reply("Cats sleep most of the day.", False, "stop", tokens=9), "latin", OPEN[0][2])
+    assert elsewhere == "says nothing of what was asked ('Cats sleep most of the day.')"
     assert fault("  ") == "is empty" and fault("", finish="length", thought=True) is None
     assert str(fault("la " * 40)).startswith("repeats itself")
     assert str(fault("It is so, and that is why it is. " * 6)).startswith("repeats itself")

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from spark import Host
 from tiny_registry import image_blobs, registry
@@ -308,6 +309,22 @@ def test_a_daemon_that_says_nothing(host: Host, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(pull, "STALL", 0.05)
     assert list(pull._pull_lines("a", "b")) == [{"error": "no word for 0 s"}]
     listening.close()
+
+
+def test_a_line_of_the_daemon_ends_at_a_line_feed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [{"status": text} for text in ("a\u2028b\u2029c\x85d é", "", "last")]
+    body = b"\r\n".join(json.dumps(line, ensure_ascii=False).encode() for line in wanted)
+
+    def answered(end: bytes, size: int) -> list[dict[str, Any]]:
+        whole = body + end
+        pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, content=iter(pieces)))
+        monkeypatch.setattr(pull.httpx, "HTTPTransport", lambda uds: transport)
+        return list(pull._pull_lines("a", "b"))
+
+    for size in (1, 7, 4096):  # in the middle of a character, too
+        assert answered(b"", size) == answered(b"\r\n\r\n", size) == wanted
+    assert answered(b"\n<html>", 9)[-1] == {"error": "a line that is no JSON: '<html>'"}
 
 
 @needs_docker

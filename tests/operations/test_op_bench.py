@@ -8,6 +8,7 @@ import json
 import shlex
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,6 +199,40 @@ def test_an_endpoint_of_somebody_is_compared_with_a_named_recipe_alone(noted: Ru
     assert bench.wish(head(url="http://h:1/v1/")).url == "http://h:1"
     assert bench.wish(head(url="http://h:1")).recipe is None
     assert bench.wish(head(url="http://h:1", said=["recipe"])).recipe is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "locked"),
+    [
+        ("spark-1", {}, ["spark-1 bench.py"]),
+        ("spark-1", {"url": "http://h:1"}, ["spark-1 bench.py"]),
+        ("@local", {"url": "http://h:1"}, []),
+    ],
+)
+def test_on_an_inventory_it_is_the_only_run(
+    name: str, data: dict[str, str], locked: list[str], noted: RunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, taken = head(**data), []
+    host.name, host.connected, host.state = name, True, SimpleNamespace()
+    monkeypatch.setattr(bench, "host", host)
+    monkeypatch.setattr(bench, "inventory", [host])
+    monkeypatch.setattr(bench.access, "ensure", lambda host: None)
+    monkeypatch.setattr(bench.alone, "ensure", lambda host, script: taken.append(f"{host.name} {script}"))
+    monkeypatch.setattr(bench.report, "begin", lambda **words: None)
+    monkeypatch.setattr(bench, "_declare", lambda **words: None)
+    bench.declare()
+    assert taken == locked
+
+
+@pytest.mark.parametrize(
+    ("said", "tests"),
+    [("gsm8k", ["gsm8k"]), ("sane, needle,sane", ["sane", "needle"]), ("none", []), (["json"], ["json"])],
+)
+def test_tests_that_are_named_take_the_place_of_the_profile_s(said: Any, tests: list[str]) -> None:
+    assert bench.wish(head(quality=said)).plan_profile["quality"] == tests
+    assert "quality" not in bench.wish(head()).plan_profile
+    with pytest.raises(SiteError, match=r"found quality = 'gsm8'; wanted none, or of: sane, .*'gsm8k'"):
+        bench.wish(head(quality="gsm8"))
 
 
 CHILD = """

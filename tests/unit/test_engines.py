@@ -406,6 +406,7 @@ def test_what_no_command_is_made_of(tmp_path: Path, text: str, line: str) -> Non
         ("{hf_overrides: '[1]'}", "r.yaml:7: error: found hf_overrides = '[1]'; wanted a JSON object; write its keys below it, or one line of JSON"),
         ("{limit_mm_per_prompt: 3}", "r.yaml:7: error: found limit_mm_per_prompt = 3; wanted a JSON object; write its keys below it, or one line of JSON"),
         ("{my_option: \"{'a': 1}\"}", "r.yaml:7: error: found my_option = \"{'a': 1}\" (expecting property name enclosed in double quotes: line 1 column 2 (char 1)); wanted a JSON object; write its keys below it, or one line of JSON"),
+        ("{lora_modules: ['{}', '{\"a\": 1']}", "r.yaml:7: error: found lora_modules[1] = '{\"a\": 1' (expecting ',' delimiter: line 1 column 8 (char 7)); wanted a JSON object; write its keys below it, or one line of JSON"),
         ("{compilation_config: 3, chat_template: '{% x %}', hf_overrides: '{\"a\": 1}'}", None),
     ],
 )  # fmt: skip

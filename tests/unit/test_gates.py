@@ -6,7 +6,7 @@ import pytest
 
 from sparkstack.errors import SparkstackError
 from sparkstack.expectation import Benchmark, Expect, covers, profile_of
-from sparkstack.gates import judge
+from sparkstack.gates import judge, missed
 
 
 def spread(value: float | None) -> dict[str, Any]:
@@ -279,6 +279,65 @@ def test_of_quality_only_what_is_expected_is_judged(
     assert line(result, "quality/arithmetic").verdict == verdict
     unexpected = bound is None and status == "fail"
     assert ("of which nothing is expected: arithmetic" in result.why) is unexpected
+
+
+def sane(status: str, score: float | None, **more: Any) -> dict[str, Any]:
+    test = {"name": "sane", "status": status, "found": "x of 3 right", "wanted": "w", "score": score, **more}
+    return full(quality=[test], profile={"name": "smoke", "streams": [1], "quality": ["sane"]})
+
+
+@pytest.mark.parametrize(
+    ("status", "score", "more", "verdict"),
+    [
+        ("fail", 0.0, {}, "fail"),
+        ("fail", 0.33333, {}, "fail"),
+        ("fail", 0.66667, {}, "pass"),  # a model that knows one language alone talks no garbage
+        ("pass", 1.0, {}, "pass"),
+        ("inconclusive", 0.0, {"at_best": 1.0}, "not checked"),  # cut by the profile's time, or still thinking
+        ("fail", 0.0, {"at_best": 0.33333}, "fail"),
+        ("inconclusive", 0.66667, {"at_best": 1.0}, "pass"),
+        ("not checked", None, {}, "not checked"),
+        ("fail", None, {}, "fail"),  # not one of them was answered
+    ],
+)
+def test_garbage_fails_where_a_recipe_is_silent(
+    status: str, score: float | None, more: dict[str, float], verdict: str
+) -> None:
+    measured = sane(status, score, **more)
+    result = judge(measured, {"decode_tok_s": {1: {"min": 1}}})
+    found = line(result, "quality/sane")
+    assert (found.verdict, found.expected) == (verdict, "≥ 0.5")
+    assert result.result == ("fail" if verdict == "fail" else "pass")
+    if verdict == "fail":
+        assert result.why == "missed: quality/sane"
+        assert missed(result.as_dict()).startswith(f"quality/sane {score} (expected ≥ 0.5: x of 3 right")
+    elif verdict == "not checked":
+        assert result.why == "1 of 1 expected figures met; 1 not checked"
+    # That it talks sense is no figure that somebody expected; and nothing is expected of a stranger's URL.
+    assert judge(measured, {}).result == ("fail" if verdict == "fail" else "baseline")
+    assert judge(measured, None).ok
+    completions = {**measured, "profile": {**measured["profile"], "endpoint": "completions"}}
+    assert judge(completions, {}).ok
+
+
+@pytest.mark.parametrize("word", ["ignore", False])
+def test_a_recipe_can_leave_garbage_out_and_the_verdict_says_so(word: Any) -> None:
+    expect = {"quality": {"sane": word}}
+    garbage = judge(sane("fail", 0.0), expect)
+    assert garbage.ok and garbage.why.endswith("tests that failed and of which nothing is expected: sane")
+    assert judge(sane("pass", 1.0), expect).why.endswith("left out of the gate by the recipe: sane")
+    unasked = judge(full(profile={"quality": []}), expect)
+    assert unasked.why.endswith("left out of the gate by the recipe: sane")
+    assert line(unasked, "quality/sane").verdict == "baseline"
+    silent = judge(full(profile={"quality": []}), {})
+    assert line(silent, "quality/sane").note == "the profile leaves it out" and "1 not checked" in silent.why
+    strict = judge(sane("fail", 0.66667), {"quality": {"sane": "pass"}})
+    assert strict.result == "fail"
+
+
+def test_what_is_ignored_has_no_bound_beside_it() -> None:
+    with pytest.raises(SparkstackError, match=r"wanted pass, ignore, or a bound of the score; correct it$"):
+        judge(measurement(), {"quality": {"sane": {"ignored": True, "min": 0.5}}})
 
 
 def test_a_test_that_is_not_there_was_not_checked() -> None:

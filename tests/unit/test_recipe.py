@@ -29,6 +29,18 @@ budget:
   disk_gib: 6
 """
 
+VALUES = (
+    ("[1, true]", "stop[1] = True; wanted a text, a number or a JSON object; put it in quotes"),
+    ("[null]", "stop[0] = None; wanted a text, a number or a JSON object; put it in quotes"),
+    ("[[a]]", "stop[0] = ['a']; wanted a text, a number or a JSON object; write one list"),
+    ("[a, -b]", "stop[1] = '-b'; wanted no '-' at the beginning of one value of several; an engine would read it as the next option"),
+    ("[-1.0e-7]", "stop[0] = -1e-07; wanted no '-' at the beginning of one value of several; an engine would read it as the next option"),
+    ("[{a: [.nan]}]", "stop[0].a[0] = nan; wanted what JSON has: text, a number, true, false, null; put it in quotes"),
+    ("{a: {1: b}}", "stop.a = {1: 'b'}; wanted keys that are text, as JSON has them; put it in quotes"),
+    ('"a\\0"', "stop = 'a\\x00'; wanted text without a NUL; no argument can hold one"),
+)
+"""Values of an option that cannot become words, and how the line about each goes on."""
+
 
 def load(tmp_path: Path, text: str) -> Recipe:
     path = tmp_path / "r.yaml"
@@ -149,6 +161,18 @@ def test_every_problem_is_listed_with_its_line_in_order(tmp_path: Path) -> None:
             "stop: []",
             "r.yaml:14: found serve.options.stop = []; wanted a list of one or more texts, numbers or JSON "
             "objects; leave the option out for none",
+        ),
+        *[("max_model_len: 1024", f"stop: {value}", f"r.yaml:14: found serve.options.{line}") for value, line in VALUES],
+        (
+            "max_model_len",
+            "max_model_len_",
+            "r.yaml:14: found serve.options.max_model_len_ = 'max_model_len_'; wanted an option in snake case, "
+            "as max_model_len for --max-model-len",
+        ),
+        (
+            "max_model_len: 1024",
+            'stop: "\\uD800"',
+            "r.yaml:14: found '\\ud800', half of a character; wanted UTF-8 text; write the character itself",
         ),
         (
             "max_model_len: 1024",

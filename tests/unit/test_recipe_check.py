@@ -342,7 +342,7 @@ BROKEN: list[tuple[str, str, list[str]]] = [
         "bad option value",
         V2 + "defaults: {x: [[1]]}\n",
         [
-            "r.yaml:4: error: found x = [[1]]; wanted a list of one or more texts, numbers or JSON objects; correct it",
+            "r.yaml:4: error: found x[0] = [1]; wanted a text, a number or a JSON object; correct it",
         ],
     ),
     (

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from lab.light_engine import Counters
+from onhost import group
 from onhost import status as probe
 from sparkstack import metrics, monitoring, serving_status, status_cli
 from sparkstack.cli import main
@@ -158,6 +159,53 @@ def test_what_is_wrong_is_a_line_and_status_1(hosts: dict[str, Any], problems: l
     found = serving_status.document("now", hosts)
     assert (found["problems"], found["ok"]) == (problems, False)
     assert serving_status.lines(found)[-len(problems) :] == problems
+
+
+@pytest.mark.parametrize(
+    ("sub", "note", "rank", "last", "waits"),
+    [
+        ("start-pre", "waiting for rank 1 (b): no answer (timed out)", 0, "", "waiting for rank 1 (b): no answer (timed out); for 42 s"),
+        ("start-pre", "ready", 1, "", "its checks are done; waiting for the head to form the group; for 42 s"),
+        ("start-pre", "", 1, "", "it begins; for 42 s"),
+        ("start-post", "started", 0, "", "the engine starts: no completion yet; for 42 s"),
+        ("start-post", "started", 1, "", "its container starts; for 42 s"),
+        ("auto-restart", "", 0, "rank 0: found x; wanted y", "the next start, which comes by itself; the last one ended: rank 0: found x; wanted y"),
+        ("auto-restart-queued", "", 0, "", "the next start, which comes by itself"),
+    ],
+)
+def test_what_a_rank_waits_for(sub: str, note: str, rank: int, last: str, waits: str) -> None:
+    unit = {"ActiveState": "activating", "SubState": sub, "Result": "success", "StatusText": "", "InactiveExitTimestampMonotonic": "19000000"}
+    row = said(rank, unit=unit, note=note, last_error=last)
+    found = serving_status.document("now", {"a": row, "b": said(1 - rank)})
+    assert (found["hosts"][0]["state"], found["hosts"][0]["waits_for"]) == ("starts", waits)
+    assert found["hosts"][1]["waits_for"] is None
+    lines = serving_status.lines(found)
+    assert lines[3].endswith("  waits for") and lines[4].endswith(f"  {waits}") and lines[5].endswith("  -")
+    assert f"a: found unit activating ({sub}, last result success): {waits}; wanted active; see journalctl -u sparkstack-serve there" in found["problems"]
+    console = Console(width=250, record=True, force_terminal=True)
+    console.print(serving_status.table(found))
+    assert "waits for" in console.export_text()
+
+
+def test_a_unit_with_a_status_text_says_that() -> None:
+    unit = {"ActiveState": "activating", "SubState": "start", "StatusText": "loading shard 3 of 9"}
+    assert serving_status.document("now", {"a": said(unit=unit)})["hosts"][0]["waits_for"] == "loading shard 3 of 9"
+    stopped = serving_status.document("now", {"a": said(unit={"ActiveState": "inactive", "SubState": "dead"})})
+    assert stopped["hosts"][0]["waits_for"] is None and stopped["hosts"][0]["state"] == "does not serve"
+
+
+def test_the_words_of_a_rank_and_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for reason in (probe.reason, serving_status.reason):
+        assert reason('{"error": {"message": "waiting for\\nrank 1", "code": 503}}') == "waiting for rank 1"
+        assert [reason(text) for text in ("[1]", '{"error": "x"}', "plain\n words")] == ["[1]", '{"error": "x"}', "plain words"]
+    monkeypatch.setattr(probe, "RANK", tmp_path / "rank")
+    assert probe.note("i1") == ""
+    (tmp_path / "rank").write_text("i1 waiting for Docker\n")
+    assert (probe.note("i1"), probe.note("i2"), probe.note("")) == ("waiting for Docker", "", "")
+    journal = "rank 0, release r: found a; wanted b; c\nStarted it.\nrank 0, release r: found d; wanted e\nMain process exited\n"
+    monkeypatch.setattr(probe, "output", lambda *words: journal)
+    assert probe.last_error("u") == "rank 0, release r: found d; wanted e"
+    assert serving_status.READY == group.READY
 
 
 def test_an_endpoint_that_is_read_from_here() -> None:

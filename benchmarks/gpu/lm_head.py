@@ -35,8 +35,10 @@ from sparkstack_vllm.kernels import draft_head, draft_pack, int8_head, tuning
 VOCAB, WIDTH = 248320, 3072
 ROWS = (1, 2, 3, 4, 8, 18)
 DRAFT_VOCAB, DRAFT_WIDTHS = 65536, (2560, 3072)
+DRAFT_ROWS = (1, 2, 4, 6, 8, 16, 18)
 PACK_ROWS = 8192
 COPIES = 4
+CALLS = 8  # of all copies in one graph, in what is measured and in its limit
 DEVICE = torch.device("cuda")
 
 
@@ -69,7 +71,7 @@ def reading(size: int, copies: int) -> float:
                     part, out, part.numel(), block, programs, num_warps=warps, num_stages=stages
                 )
 
-        times.append(tuning.microseconds(call, 4, 6) / copies)
+        times.append(tuning.microseconds(call, CALLS, 6) / copies)
     return min(times)
 
 
@@ -90,9 +92,9 @@ def lm_head(limit: float) -> list[dict[str, Any]]:
     for rows in ROWS:
         x = torch.randn(rows, WIDTH, device=DEVICE).bfloat16()
         config = int8_lm_head.tuned(quantised, scale, x.dtype, int8_head.row_block(rows))
-        base = tuning.microseconds(lambda x=x: x @ weight.T, 8, 15)
+        base = tuning.microseconds(lambda x=x: x @ weight.T, CALLS, 15)
         time = tuning.microseconds(
-            lambda x=x, config=config: int8_head.logits(x, quantised, scale, config), 8, 15
+            lambda x=x, config=config: int8_head.logits(x, quantised, scale, config), CALLS, 15
         )
         table.append(
             {
@@ -160,7 +162,7 @@ def draft_heads(limit: float, width: int) -> list[dict[str, Any]]:
     for name, size, make, call, candidates in kinds:
         copies, restored = make(width)
         same_size = reading(size, COPIES)
-        for rows in ROWS:
+        for rows in DRAFT_ROWS:
             x = torch.randn(rows, width, device=DEVICE).bfloat16()
 
             def all_copies(config: Any, x: Any = x, copies: Any = copies, call: Any = call) -> Any:
@@ -174,7 +176,7 @@ def draft_heads(limit: float, width: int) -> list[dict[str, Any]]:
                 all_copies,
                 DEVICE,
             )
-            time = tuning.microseconds(lambda config=config, f=all_copies: f(config), 2, 15) / COPIES
+            time = tuning.microseconds(lambda config=config, f=all_copies: f(config), CALLS, 15) / COPIES
             got = call(x, *copies[0], DRAFT_VOCAB, config, torch.float32)
             exact = torch.cat(
                 [x.double() @ restored(start, start + 4096).T for start in range(0, DRAFT_VOCAB, 4096)], dim=1

@@ -26,26 +26,24 @@ class Config(NamedTuple):
     stages: int
 
 
-# At best all programs are on the card at once: where a few must start late, a head
-# that could be read in 30 µs takes up to a third longer. What fits
-# depends on the card and on the number of activations.
+# At best all programs are on the card at once: where a few must start late, a head that could be read in
+# 30 µs takes up to a third longer. How many fit depends on the card and on the number of activations.
 FP8_CANDIDATES = (
     Config(128, 4, 3),
     Config(64, 4, 2),
     Config(64, 4, 3),
-    Config(64, 4, 5),
-    Config(128, 4, 2),
+    Config(128, 4, 4),
+    Config(128, 4, 5),
     Config(128, 8, 2),
-    Config(128, 8, 3),
+    Config(128, 8, 4),
 )
 NVFP4_CANDIDATES = (
     Config(64, 2, 3),
+    Config(128, 2, 3),
     Config(128, 4, 3),
-    Config(128, 4, 2),
     Config(128, 4, 4),
     Config(128, 8, 3),
-    Config(64, 4, 3),
-    Config(64, 4, 5),
+    Config(128, 8, 4),
 )
 
 

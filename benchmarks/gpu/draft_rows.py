@@ -22,7 +22,7 @@ import triton
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "files" / "patches"))
 from sparkstack_vllm import draft_head
 
-ROWS = (1, 2, 4, 6)
+ROWS = (1, 2, 4, 6, 8, 18)
 SHAPES = ((65536, 2560), (65536, 3072), (1000, 2560))
 DEVICE = torch.device("cuda")
 LIMITS = {"bf16": 4e-3, "fp8": 4e-3, "nvfp4": 4e-3}

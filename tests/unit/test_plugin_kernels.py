@@ -21,7 +21,7 @@ if not triton.knobs.runtime.interpret:
 sys.path.insert(0, str(Path(__file__).parents[2] / "files" / "patches"))
 
 from sparkstack_vllm import int8_lm_head as feature  # noqa: E402
-from sparkstack_vllm.kernels import draft_head, int8_head, tuning  # noqa: E402
+from sparkstack_vllm.kernels import draft_head, draft_pack, int8_head, tuning  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -95,15 +95,18 @@ def test_no_rows() -> None:
     assert int8_head.logits(torch.empty(0, 64), quantised, scale, SMALL).shape == (0, 65)
 
 
+DRAFT = draft_head.Config(64, 4, 2)
+
+
 @pytest.mark.parametrize("rows", [1, 6, 20])
 @pytest.mark.parametrize(("vocab", "width"), [(128, 128), (131, 256)])
 def test_fp8_draft_head_is_exact(rows: int, vocab: int, width: int) -> None:
     weight = (torch.randn(vocab, width) * 50).to(torch.float8_e4m3fn)
     scale = torch.rand(-(-vocab // 128), width // 128) + 0.1
     x = torch.randn(rows, width).bfloat16()
-    config = draft_head.Config(64, 64, 4, 2)
-    got = draft_head.fp8_logits(x, draft_head.pack_fp8(weight), scale, config, torch.float32)
-    assert off(got, x.double() @ draft_head.dequantise_fp8(weight, scale).T) < 1e-6
+    got = draft_head.fp8_logits(x, draft_pack.pack_fp8(weight), scale, vocab, DRAFT, torch.float32)
+    assert got.shape == (rows, vocab)
+    assert off(got, x.double() @ draft_pack.dequantise_fp8(weight, scale).T) < 1e-6
 
 
 def test_every_fp8_value_survives_packing() -> None:
@@ -112,30 +115,61 @@ def test_every_fp8_value_survives_packing() -> None:
     values = values[(values & 127) != 127].repeat(2)[:256]  # without the two that are not numbers
     weight = values.view(torch.float8_e4m3fn).reshape(2, 128)
     x = torch.eye(128).bfloat16()
-    config = draft_head.Config(64, 64, 4, 2)
-    got = draft_head.fp8_logits(x, draft_head.pack_fp8(weight), torch.ones(1, 1), config, torch.float32)
+    got = draft_head.fp8_logits(x, draft_pack.pack_fp8(weight), torch.ones(1, 1), 2, DRAFT, torch.float32)
     assert torch.equal(got.T, weight.float())
 
 
 @pytest.mark.parametrize("rows", [1, 6, 20])
-@pytest.mark.parametrize(("vocab", "width"), [(64, 128), (131, 256)])
+@pytest.mark.parametrize(("vocab", "width"), [(64, 128), (131, 384)])
 def test_nvfp4_draft_head_is_exact(rows: int, vocab: int, width: int) -> None:
     published = torch.randint(0, 256, (vocab, width // 2), dtype=torch.uint8)
     scale = (torch.rand(vocab, width // 16) * 448).to(torch.float8_e4m3fn)
     scale[0], scale[1], scale[2] = 0.0, 2.0**-9, 448.0
     scale_2 = torch.tensor([0.013])
     x = torch.randn(rows, width).bfloat16()
-    words, small = draft_head.pack_nvfp4(published, scale)
-    config = draft_head.Config(64, 32, 4, 2)
-    got = draft_head.nvfp4_logits(x, words, small, scale_2, config, torch.float32)
-    assert off(got, x.double() @ draft_head.dequantise_nvfp4(published, scale, scale_2).T) < 1e-6
+    words, small = draft_pack.pack_nvfp4(published, scale)
+    got = draft_head.nvfp4_logits(x, words, small, scale_2, vocab, DRAFT, torch.float32)
+    assert got.shape == (rows, vocab)
+    assert off(got, x.double() @ draft_pack.dequantise_nvfp4(published, scale, scale_2).T) < 1e-6
     assert not got[:, 0].any()  # a scale of zero
+
+
+def test_every_nvfp4_value_and_scale_survives_packing() -> None:
+    scale = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).repeat(2)[:128, None].repeat(1, 8)
+    published = torch.arange(256, dtype=torch.uint8).repeat(32).reshape(128, 64)
+    words, small = draft_pack.pack_nvfp4(published, scale)
+    x, one = torch.eye(128).bfloat16(), torch.ones(1)
+    got = draft_head.nvfp4_logits(x, words, small, one, 128, DRAFT, torch.float32)
+    assert torch.equal(got.T.double(), draft_pack.dequantise_nvfp4(published, scale, one))
+
+
+@pytest.mark.parametrize("kind", ["fp8", "nvfp4"])
+def test_a_draft_head_packed_in_parts_is_the_same(kind: str) -> None:
+    weight = torch.randint(0, 120, (300, 256), dtype=torch.uint8)
+    scale = torch.rand(300, 32).to(torch.float8_e4m3fn)
+    if kind == "fp8":
+        whole = [draft_pack.pack_fp8(weight.view(torch.float8_e4m3fn))]
+        parts = [[draft_pack.pack_fp8(part)] for part in weight.view(torch.float8_e4m3fn).split(128)]
+    else:
+        whole = list(draft_pack.pack_nvfp4(weight, scale))
+        pairs = zip(weight.split(128), scale.split(128), strict=True)
+        parts = [list(draft_pack.pack_nvfp4(*pair)) for pair in pairs]
+    for place, tensor in enumerate(whole):
+        assert tensor.shape[0] == 384
+        assert torch.equal(tensor, torch.cat([part[place] for part in parts]))
+
+
+def test_a_width_that_the_draft_kernels_do_not_cut() -> None:
+    x = torch.zeros(1, 192, dtype=torch.bfloat16)
+    words = torch.zeros(128, 96, dtype=torch.int16)
+    with pytest.raises(ValueError, match="found a width of 192; wanted a multiple of 128"):
+        draft_head.fp8_logits(x, words, torch.ones(1, 1), 1, DRAFT)
 
 
 def test_nvfp4_scales_that_are_none() -> None:
     published = torch.zeros(1, 8, dtype=torch.uint8)
     with pytest.raises(ValueError, match="found an NVFP4 scale below zero or NaN"):
-        draft_head.pack_nvfp4(published, torch.tensor([[-1.0]]).to(torch.float8_e4m3fn))
+        draft_pack.pack_nvfp4(published, torch.tensor([[-1.0]]).to(torch.float8_e4m3fn))
 
 
 def test_the_choice_is_remembered_and_a_broken_memory_is_not_believed(tmp_path: Path) -> None:

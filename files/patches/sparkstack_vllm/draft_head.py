@@ -34,7 +34,7 @@ FILE = "draft_vocab/head.safetensors"
 BLOCK = 128  # rows and columns of one FP8 scale; ranks' parts begin at multiples of it
 GROUP = 16  # columns of one NVFP4 scale
 ROW_BLOCKS = (8, 16, 32, 64)  # activations that one program of the kernels takes
-PACK_ROWS = 4096  # of the weight that are packed at a time: packing takes 20 bytes a weight
+PACK_ROWS = 4096  # of the weight that are packed at a time, 20 bytes a weight; a multiple of 128
 PLAIN_ROWS = 4096  # rows of the weight that are float32 at a time where no kernel runs
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -183,31 +183,28 @@ class Rows:
 
     def _tune(self, device: torch.device) -> None:
         from sparkstack_vllm.kernels import draft_head as kernels
-        from sparkstack_vllm.kernels import tuning
+        from sparkstack_vllm.kernels import draft_pack, tuning
 
-        head, width = self.head, self.head.width
+        head, width, count = self.head, self.head.width, self.count
         assert head.scale is not None
-        if head.kind == "fp8":
-            candidates = kernels.FP8_CANDIDATES if width % BLOCK == 0 else ()
-        else:
-            candidates = tuple(c for c in kernels.NVFP4_CANDIDATES if width % (4 * c.width) == 0)
-        if not candidates:
+        if width % draft_pack.COLUMNS:
             return  # a width that the kernels do not cut evenly
+        candidates = kernels.FP8_CANDIDATES if head.kind == "fp8" else kernels.NVFP4_CANDIDATES
         if head.kind == "fp8":
             scale = head.scale
-            words = torch.cat([kernels.pack_fp8(weight) for weight in head.weight.split(PACK_ROWS)])
+            words = torch.cat([draft_pack.pack_fp8(weight) for weight in head.weight.split(PACK_ROWS)])
 
             def run(x: Tensor, config: Config) -> Tensor:
-                return kernels.fp8_logits(x, words, scale, config)
+                return kernels.fp8_logits(x, words, scale, count, config)
         else:
             assert head.scale_2 is not None
             pairs = zip(head.weight.split(PACK_ROWS), head.scale.split(PACK_ROWS), strict=True)
-            packed = [kernels.pack_nvfp4(weight, scale) for weight, scale in pairs]
+            packed = [draft_pack.pack_nvfp4(weight, scale) for weight, scale in pairs]
             words, small = (torch.cat(parts) for parts in zip(*packed, strict=True))
             scale_2 = head.scale_2.float().reshape(1)
 
             def run(x: Tensor, config: Config) -> Tensor:
-                return kernels.nvfp4_logits(x, words, small, scale_2, config)
+                return kernels.nvfp4_logits(x, words, small, scale_2, count, config)
 
         # The kernels read the packed form; what was published need not stay.
         self.head = head._replace(weight=words, scale=None)

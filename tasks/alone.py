@@ -46,7 +46,6 @@ BEAT_SECONDS, SILENT_SECONDS = 10, 55
 HELD, TAKEN = "sparkstack-run-held", "sparkstack-run-taken"
 
 
-
 @dataclass
 class Held:
     """The lock of this run: the connection that keeps its process on `head` alive, and when that process was
@@ -132,8 +131,8 @@ def loss(host: str, said: str) -> Problem | None:
 
 def ensure(host: Any, script_name: str = "") -> None:
     """Hold the head's lock from here to the end of this run; done in the head's place (where the run leaves
-    the head out, that of the first host that it has). `script_name` is told to who comes
-    meanwhile, where it is not a deployment. Errors: SiteError naming the run that has the lock.
+    the head out, that of the first host that it has). `script_name` is told to who comes meanwhile, where it
+    is not a deployment. Errors: SiteError naming the run that has the lock.
     """
     head = next((one for one in inventory if one.connected), None)
     if head is None or host.name != head.name or _kept or "--dry" in sys.argv:

@@ -9,13 +9,17 @@ from typing import Any
 
 from pyinfra.api import FactBase
 
-from sparkstack import fabric_state, netplan
+from sparkstack import fabric_state, file_states, netplan
 from sparkstack.fabric import MTU
 from sparkstack.fabric_state import FabricState
 from tasks import peer_files
 from tasks.site import Site
 
-SCRIPT = Path(__file__).with_name("fabric_state.sh")
+# Its last words are of the files that it found.
+SCRIPT = (
+    Path(__file__).with_name("fabric_state.sh").read_text()
+    + f"{{ {file_states.COMMAND}; }} | sed 's/^/file /'\n"
+)
 
 
 class FabricFacts(FactBase[FabricState]):
@@ -26,7 +30,7 @@ class FabricFacts(FactBase[FabricState]):
 
     def command(self, ports: dict[str, str], keys: str, paths: list[str]) -> str:
         asked = [f"{name}={peer}" for name, peer in ports.items()]
-        return shlex.join(["sh", "-c", SCRIPT.read_text(), "fabric", str(MTU), keys, *asked, *paths])
+        return shlex.join(["sh", "-c", SCRIPT, "fabric", str(MTU), keys, *asked, *paths])
 
     def process(self, output: list[str]) -> FabricState:
         return fabric_state.parse(output)

@@ -51,11 +51,7 @@ done
 for f in /etc/netplan/*.yaml; do
     [ ! -f "$f" ] || set -- "$@" "$f"
 done
-# How they are said: sparkstack/file_states.py.
-if [ "$#" -gt 0 ]; then
-    sha256sum -- "$@" 2>/dev/null | sed 's/^/file /'
-    stat -c 'file stat %a %U:%G %n' -- "$@" 2>/dev/null
-fi
+# What these files are is asked at the end, by the words of sparkstack/file_states.py.
 for f in /etc/netplan/*.yaml; do
     [ -f "$f" ] && grep -qiE "$words" "$f" || continue
     # A password does not travel: such a file is named, and its owner edits it.
@@ -81,4 +77,3 @@ sshd -T 2>/dev/null | sed -n 's/^port /sshd-port /p' | head -n 1
 # A transient unit has its file there for as long as systemd knows it.
 [ ! -e /run/systemd/transient/sparkstack-fabric-try.service ] ||
     ! systemctl is-active --quiet sparkstack-fabric-try.service || echo "trying"
-true

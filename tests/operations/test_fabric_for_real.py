@@ -204,7 +204,7 @@ def test_the_state_of_a_host(tmp_path: Path, tools: Callable[..., str]) -> None:
         sshd="printf 'port 2222\\nport 22\\nlistenaddress 0.0.0.0\\n'",
     )
     text = (
-        SCRIPT.read_text()
+        SCRIPT
         .replace("/etc/netplan", str(etc))
         .replace("/etc/NetworkManager/system-connections", str(nm))
     )

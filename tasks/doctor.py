@@ -154,10 +154,13 @@ def declared_lines(site: Site, stage: str) -> list[Line]:
     state, me = site.host.state, site.host
     lines: list[Line] = []
     for op_hash in me.op_hash_order:
-        if not next(iter(state.op_meta[op_hash].names)).startswith(f"{stage} | "):
+        # pyinfra knows an operation by the line numbers of its calls. Those of two stages may be the same
+        # here, where one line calls them all: then it has the names of both.
+        named = [one for one in state.op_meta[op_hash].names if one.startswith(f"{stage} | ")]
+        if not named:
             continue
         operation = state.ops[me][op_hash]
-        name = next(iter(state.op_meta[op_hash].names)).removeprefix(f"{stage} | ")
+        name = named[0].removeprefix(f"{stage} | ")
         # Where an operation hangs on another one's change, that one says it.
         if not operation.global_arguments.get("_if"):
             lines += guarded(stage, name, lambda o=operation, n=name: _evaluated(site, stage, n, o))  # type: ignore[misc]

@@ -59,6 +59,7 @@ class Run:
         self.state.activated_hosts = set(hosts)
         self.operations: dict[str, Callable[[], Iterator[Any]]] = {}
         self.only_if: dict[str, Any] = {}
+        self.names: dict[str, Any] = {}  # pyinfra's, where they are not the stage and the operation's
         monkeypatch.setattr(doctor, "DEPLOYS", {"host": self.declare})
         monkeypatch.setattr(doctor, "_done", {})
         monkeypatch.setattr(doctor, "REPORTS", reports)
@@ -71,7 +72,7 @@ class Run:
             self.state.ops[site.host][name] = SimpleNamespace(
                 global_arguments=arguments, command_generator=generator
             )
-            self.state.op_meta[name] = SimpleNamespace(names={f"host | {name}"})
+            self.state.op_meta[name] = SimpleNamespace(names=self.names.get(name, {f"host | {name}"}))
             site.host.op_hash_order.append(name)
 
     def __call__(self, **operations: Callable[[], Iterator[Any]]) -> tuple[int, list[Line]]:
@@ -140,6 +141,20 @@ def test_what_an_operation_says_comes_first_and_files_are_added_once(run: Run) -
     assert [(line.host, line.check, line.found) for line in lines] == [
         ("spark-2", "a.service", "disabled"), ("spark-1", "/etc/a.conf", "odd")
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [["conda | other", "host | mine"], ["host | mine", "conda | other"]])
+def test_an_operation_at_the_same_lines_as_one_of_another_stage_is_looked_at(
+    run: Run, names: list[str]
+) -> None:
+    """pyinfra keeps the names of both in a set, whose order is another one in each process."""
+    run.names = {"mine": names}
+
+    def changes() -> Iterator[Any]:
+        yield StringCommand("systemctl start a")
+
+    code, (line,) = run(mine=changes)
+    assert (code, line.check, line.status) == (1, "mine", "drift")
 
 
 def test_an_operation_that_says_nothing_shows_its_command(run: Run) -> None:

@@ -165,7 +165,12 @@ def _take(head: Any, text: str) -> tuple[tuple[Any, Any, Any], Any, str] | None:
     ).get_raw_value()
     client, process = getattr(head.connector, "client", None), None
     if client is not None:
-        stdin, stdout, stderr = client.exec_command(command, timeout=ANSWER_SECONDS)
+        # Not by the client's exec_command: its standard input shuts the channel down when Python takes it
+        # away, at the end of a run even after gevent, whose lock it needs, and that is a traceback.
+        channel = client.get_transport().open_session(timeout=ANSWER_SECONDS)
+        channel.settimeout(ANSWER_SECONDS)
+        channel.exec_command(command)
+        stdin, stdout, stderr = channel.makefile("w"), channel.makefile("r"), channel.makefile_stderr("r")
     elif head.name == "@local":
         process = subprocess.Popen(
             command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

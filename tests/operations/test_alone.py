@@ -239,14 +239,19 @@ def test_the_heads_place_takes_it_and_a_dry_run_does_not(
     head, worker = (site.host for site in sites(2))
     asked: list[str] = []
 
-    def exec_command(command: str, timeout: float) -> tuple[Any, Any, Any]:
-        asked.append(command)
-        said = SimpleNamespace(readline=lambda: f"{alone.TAKEN} ann\n", read=lambda: "")
-        return SimpleNamespace(), said, said
+    said = SimpleNamespace(readline=lambda: f"{alone.TAKEN} ann\n", read=lambda: "")
+    # No makefile_stdin: what that makes writes a traceback where Python ends before it does.
+    channel = SimpleNamespace(
+        settimeout=lambda seconds: None,
+        exec_command=asked.append,
+        makefile=lambda mode: said,
+        makefile_stderr=lambda mode: said,
+    )
+    transport = SimpleNamespace(open_session=lambda timeout: channel)
 
     for host in (head, worker):
         host.connected, host.state = True, SimpleNamespace()
-        host.connector = SimpleNamespace(client=SimpleNamespace(exec_command=exec_command))
+        host.connector = SimpleNamespace(client=SimpleNamespace(get_transport=lambda: transport))
         host.connector_data, host.data._sudo = {}, False
     monkeypatch.setattr(alone, "inventory", [head, worker])
     monkeypatch.setattr("sys.argv", ["pyinfra", "x", "deploy.py", "--dry"])

@@ -14,14 +14,15 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.tools import paced
 from benchmarks.tools.runners import ROOT, TOOLS, Figures, Server, ToolError, Work, run
+from benchmarks.tools.wire import Tap, tapped
 
 AGREE = 0.03
 STARTS = 600.0  # s that vLLM may take to serve
@@ -77,48 +78,76 @@ def measured(place: str, options: argparse.Namespace) -> dict[str, Any]:
             f"found no tokenizer.json in {options.tokenizer}; make the lab once, or name a folder"
         )
     works = []
-    with server_at(place, image, options) as server:
+    with ExitStack() as stack:
+        server, tap = stack.enter_context(server_at(place, image, options)), None
+        if place != "paced" and server.url.startswith("http://"):
+            tap = stack.enter_context(tapped(server.url))
+            server = replace(server, url=tap.url)
         for streams in options.streams:
             work = Work(options.prompt, options.tokens, streams, options.requests * streams)
             truth = asdict(paced.Truth.of(work.tokens)) if place == "paced" else None
-            works.append(compared(server, work, options.rounds, truth))
+            works.append(compared(server, work, options.rounds, truth, tap))
     return {"server": place, "agree": all(one["agree"] for one in works), "works": works}
 
 
-def compared(server: Server, work: Work, rounds: int, truth: Figures | None) -> dict[str, Any]:
-    """Medians over the rounds of each tool, their ratios to ours, and ours to the truth where it is known."""
+def compared(
+    server: Server, work: Work, rounds: int, truth: Figures | None, tap: Tap | None = None
+) -> dict[str, Any]:
+    """Medians over the rounds of each tool, ours and their ratios to ours; what is true comes from `truth`,
+    or from a `tap` for each run of each tool: then ratios are of what each tool said to what passed when it
+    asked.
+    """
     seen: dict[str, list[Figures]] = {name: [] for name in TOOLS}
+    true: dict[str, list[Figures]] = {name: [] for name in TOOLS}
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(rounds):
+        for turn in range(rounds):
             for name, tool in TOOLS.items():  # in turn: what slows the machine slows all of them
+                if tap:
+                    tap.exchanges.clear()
                 seen[name].append(tool(server, work, Path(folder)))
-    figures = {
-        name: {key: statistics.median(one[key] for one in runs) for key in runs[0]}
+                passed = tap.figures(work.requests, work.tokens) if tap else truth
+                if tap and passed is None:
+                    raise ToolError(
+                        f"{name}: fewer than {work.requests} whole streams of {work.tokens} tokens passed"
+                    )
+                true[name].append(passed or {})
+                print(f"round {turn + 1}, {name}: {_words(seen[name][-1])}", file=sys.stderr, flush=True)
+    figures = {name: _middles(runs) for name, runs in seen.items()}
+    held = {
+        name: _middles([_beside(said, was) for said, was in zip(runs, true[name], strict=True)])
         for name, runs in seen.items()
     }
-    mine = figures["sparkstack"]
-    ratios = {
-        name: {key: round(theirs[key] / mine[key], 4) for key in theirs.keys() & mine.keys()}
-        for name, theirs in figures.items()
-        if name != "sparkstack"
-    }
-    true = {} if truth is None else {key: round(mine[key] / truth[key], 4) for key in mine}
-    off = [
-        abs(ratio - 1) for ratio in [*true.values(), *(r for one in ratios.values() for r in one.values())]
-    ]
+    others = [name for name in TOOLS if name != "sparkstack"]
+    base = held if tap else figures
+    ratios = {name: _beside(base[name], base["sparkstack"]) for name in others}
+    to_truth = held["sparkstack"]
+    off = [abs(ratio - 1) for one in [to_truth, *ratios.values()] for ratio in one.values()]
     print(f"{server.url}, {work.streams} streams, {work.prompt} tokens in, {work.tokens} out")
     for name, values in figures.items():
-        words = ", ".join(f"{key} {value:.4g}" for key, value in sorted(values.items()))
-        beside = ", ".join(f"{key} × {ratio:.3f}" for key, ratio in sorted(ratios.get(name, true).items()))
-        print(f"  {name}: {words}" + (f" ({beside})" if beside else ""))
+        beside = _words(ratios.get(name, to_truth), " × ", ".3f")
+        print(f"  {name}: {_words(values)}" + (f" ({beside})" if beside else ""), flush=True)
     return {
         "work": asdict(work),
         "rounds": rounds,
         "figures": figures,
+        "wire": {name: _middles(runs) for name, runs in true.items()} if tap else None,
+        "to_wire": held if tap else None,
         "ratios": ratios,
-        "ours_to_truth": true or None,
+        "ours_to_truth": to_truth or None,
         "agree": max(off) <= AGREE,
     }
+
+
+def _middles(runs: list[Figures]) -> Figures:
+    return {key: statistics.median(one[key] for one in runs) for key in runs[0]}
+
+
+def _beside(said: Figures, was: Figures) -> Figures:
+    return {key: round(said[key] / was[key], 4) for key in said if key in was}
+
+
+def _words(figures: Figures, between: str = " ", form: str = ".4g") -> str:
+    return ", ".join(f"{key}{between}{value:{form}}" for key, value in sorted(figures.items()))
 
 
 @contextmanager

@@ -130,20 +130,22 @@ def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
 def serving() -> Iterator[str]:
     """The URL of a paced server on loopback, in a thread of its own."""
     ready, url, stop = threading.Event(), [""], asyncio.Event()
-    loop = asyncio.new_event_loop()
+    loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:
+        loops.append(asyncio.get_running_loop())
         server = await asyncio.start_server(_serve, "127.0.0.1", 0)
         url[0] = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         ready.set()
         await stop.wait()
         server.close()
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
+    # asyncio.run also ends the connections that are open still.
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
     ready.wait(10)
     try:
         yield url[0]
     finally:
-        loop.call_soon_threadsafe(stop.set)
+        loops[0].call_soon_threadsafe(stop.set)
         thread.join(5)

@@ -104,7 +104,7 @@ class Tap:
                 now[0].asked = time.monotonic()
                 back.write(data)
                 await back.drain()
-            back.write_eof()
+            back.close()  # a client that closes has had its answer
 
         async def answers() -> None:
             while data := await there.read(PIECE):
@@ -112,7 +112,7 @@ class Tap:
                 if now:
                     now[0].pieces.append((time.monotonic(), data))
                 await writer.drain()
-            writer.write_eof()
+            writer.close()
 
         with suppress(OSError):
             await asyncio.gather(asks(), answers())

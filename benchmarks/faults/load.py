@@ -21,10 +21,10 @@ WHOLE, ERROR, CUT, TIMED_OUT, SILENT, NOT_ACCEPTED = (
 ACCEPTED = (WHOLE, ERROR, CUT, TIMED_OUT, SILENT)
 
 
-def judge(events: list[str], tokens: int) -> str:
+def judge(said: list[str], tokens: int) -> str:
     """What a stream that came to its regular end was: whole, an error that says so, or silently short."""
     count, finished = 0, False
-    for event in events:
+    for event in said:
         if event == "[DONE]":
             return WHOLE if finished and count == tokens else SILENT
         try:
@@ -40,6 +40,12 @@ def judge(events: list[str], tokens: int) -> str:
         if usage:
             count = int(usage.get("completion_tokens") or count)
     return SILENT
+
+
+def events(text: str) -> list[str]:
+    """The data of a stream's events. Lines end at line feeds only: a model's text has other separators."""
+    lines = [line.rstrip("\r") for line in text.split("\n")]
+    return [line[5:].lstrip(" ") for line in lines if line.startswith("data:")]
 
 
 def request(host: str, port: int, model: str, tokens: int = TOKENS, limit: float = LIMIT_S) -> str:
@@ -64,8 +70,7 @@ def request(host: str, port: int, model: str, tokens: int = TOKENS, limit: float
         # Not by lines: `readline` takes a body that was cut between two chunks for one that ended.
         while part := answer.read1(65536):
             text += part
-        lines = text.decode(errors="replace").splitlines()
-        return judge([line[6:] for line in lines if line.startswith("data: ")], tokens)
+        return judge(events(text.decode(errors="replace")), tokens)
     except TimeoutError:
         return TIMED_OUT
     except (OSError, http.client.HTTPException):

@@ -27,6 +27,8 @@ def chunk(value: object) -> bytes:
 
 TOKEN = chunk({"choices": [{"text": "a", "finish_reason": None}]})
 LAST = chunk({"choices": [{"text": "b", "finish_reason": "length"}]})
+# A line separator of Unicode, which is no line's end in an event stream.
+ODD = chunk('{"choices": [{"text": "a\u2028b\x85", "finish_reason": null}]}')
 # Tokens that come several a chunk are told by the usage.
 USAGE = chunk({"choices": [], "usage": {"completion_tokens": 3}})
 DONE = chunk("[DONE]")
@@ -53,6 +55,7 @@ def answering(*parts: bytes, hold: bool = False) -> Iterator[int]:
     [
         ([HEAD, TOKEN, TOKEN, LAST, DONE, END], WHOLE),
         ([HEAD, TOKEN, LAST, USAGE, DONE, END], WHOLE),
+        ([HEAD, ODD, TOKEN, LAST, DONE, END], WHOLE),
         ([HEAD, TOKEN, LAST, DONE, END], SILENT),  # one is missing
         ([HEAD, TOKEN, TOKEN, TOKEN, DONE, END], SILENT),  # nothing says why it ended
         ([HEAD, TOKEN, END], SILENT),

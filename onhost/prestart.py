@@ -168,8 +168,6 @@ class Start:
             self._say(f"the other ranks are not asked: no {self.peers.config}; run the deploy's fabric stage")
             return
         began = time.monotonic()
-        if not self.is_head:
-            self.tell(READY)
         while True:
             waited = time.monotonic() - began
             if self._formed(waited) if self.is_head else self._joined():
@@ -195,10 +193,20 @@ class Start:
         return False
 
     def _joined(self) -> bool:
-        """A worker: is it a member of the head's group?"""
+        """A worker: is it a member of the head's group? Else it waits, and says whether it can take part."""
         head = self.peers.state(0)
         mine = head.members.get(self.served.rank)
-        return head.members_release == self.served.release and mine == self.invocation
+        if head.members_release == self.served.release and mine == self.invocation:
+            return True
+        # The engines would wait for one another there, with nobody to say why.
+        dead = group.meets_at(self.served.argv, head.silent)
+        self.tell(
+            f"waiting for the head at {dead}, where the engines meet; its host answers elsewhere; "
+            "look at that cable or port"
+            if dead
+            else READY
+        )
+        return False
 
 
 def available_gib(meminfo: str) -> float:
@@ -227,7 +235,7 @@ def main(config_dir: Path, state_dir: Path, drop_caches: bool) -> int:
 
     start = Start(
         served,
-        Peers(config_dir / "ssh" / "config"),
+        Peers(config_dir / "ssh" / "config", lambda rank, words: say(f"{served.name(rank)}: {words}")),
         state_dir / "checkpoints",
         drop_caches=drop_caches,
         invocation=os.environ.get("INVOCATION_ID", "by-hand"),

@@ -9,7 +9,6 @@ deploy has stopped, is never started from here.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -139,19 +138,14 @@ def begin_anew() -> None:
     group.command("systemctl", "try-restart", "--no-block", UNIT)
 
 
-def head_pings(config: Path) -> bool:
-    """Does the head's host answer on the fabric?"""
-    try:
-        text = config.read_text(encoding="utf-8")
-    except OSError:
-        return True
-    match = re.search(r"^Host rank-0\n\s+HostName (\S+)$", text, re.MULTILINE)
-    return match is None or group.command("ping", "-c", "1", "-W", "2", match[1], seconds=5)[0]
+def head_pings(peers: Peers) -> bool:
+    """Does the head's host answer on the fabric, at any of its addresses?"""
+    ways = peers.ways(0)
+    return not ways or any(group.command("ping", "-c", "1", "-W", "2", way, seconds=5)[0] for way in ways)
 
 
 def main(config_dir: Path) -> int:
     """The command: runs until its own code is replaced; systemd starts it again with the new one."""
-    peers = Peers(config_dir / "ssh" / "config")
     marker = Path(sys.prefix) / MARKER
     code = _text(marker)
     broken = ""
@@ -159,7 +153,8 @@ def main(config_dir: Path) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    watch = Watch(probe=probe, begin_anew=begin_anew, pings=lambda: head_pings(peers.config), say=say)
+    peers = Peers(config_dir / "ssh" / "config", tell=lambda rank, words: say(f"rank {rank}: {words}"))
+    watch = Watch(probe=probe, begin_anew=begin_anew, pings=lambda: head_pings(peers), say=say)
     while _text(marker) == code:
         interval = 15.0
         try:

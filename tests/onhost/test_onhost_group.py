@@ -94,6 +94,108 @@ def test_who_has_left_a_group(found: State, why: str | None) -> None:
     assert group.lost(found, "aa") == why
 
 
+# ── Rails ──
+
+CONFIG = """Host rank-0
+  HostName 10.0.0.1
+  Port 22
+Host rank-0-rail-2
+  HostName 10.0.1.1
+  Port 22
+Host rank-1
+  HostName 10.0.0.2
+Host rank-1-rail-2
+  HostName 10.0.1.2
+Host rank-11
+  HostName 10.0.0.12
+Host *
+  User x
+"""
+
+
+class Rails:
+    """The addresses of the others, of which some are cut."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cut: set[str] = set()
+        self.asked: list[str] = []
+        self.said: list[str] = []
+        (folder / "config").write_text(CONFIG)
+        monkeypatch.setattr(group, "command", self.command)
+        self.peers = Peers(folder / "config", lambda rank, words: self.said.append(f"rank {rank}: {words}"))
+
+    def command(self, *words: str, seconds: float = 0) -> tuple[bool, str]:
+        self.asked.append(f"{words[-2]} {words[-1]}")
+        return (False, "timed out\n") if words[-2] in self.cut else (True, STATUS)
+
+    def states(self) -> tuple[State, list[str]]:
+        before = len(self.asked)
+        found = self.peers.state(1)
+        return found, sorted(name.split()[0] for name in self.asked[before:])
+
+
+@pytest.fixture
+def rails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rails:
+    return Rails(tmp_path, monkeypatch)
+
+
+def test_a_host_is_away_only_where_none_of_its_addresses_answers(rails: Rails) -> None:
+    both = ["rank-1", "rank-1-rail-2"]
+    assert rails.states()[1] == ["rank-1"]
+    rails.cut = {"rank-1"}
+    for _ in range(3):
+        found, asked = rails.states()
+        assert found.answered and found.silent == ("10.0.0.2",) and asked == both
+    dead = "rank 1: no answer at 10.0.0.2 (timed out), but at 10.0.1.2; look at that cable or port"
+    assert rails.said == [dead]
+    rails.cut = {"rank-1", "rank-1-rail-2"}
+    found, asked = rails.states()
+    assert (found.answered, found.said, asked) == (False, "timed out", both)
+    rails.cut = {"rank-1-rail-2"}
+    assert rails.states()[0].answered
+    rails.cut = set()
+    assert rails.states()[0] == group.read_state(STATUS)
+    assert rails.said == [
+        dead,
+        "rank 1: no answer at 10.0.1.2 (timed out), but at 10.0.0.2; look at that cable or port",
+        "rank 1: answers again",
+    ]
+    assert rails.states()[1] == ["rank-1"]
+
+
+def test_a_rank_is_started_anew_once_by_the_rail_that_answers(rails: Rails) -> None:
+    rails.cut = {"rank-1"}
+    rails.peers.restart(1)
+    assert rails.asked == ["rank-1 restart", "rank-1-rail-2 restart"]
+    rails.states()
+    rails.asked.clear()
+    rails.peers.restart(1)
+    assert rails.asked == ["rank-1-rail-2 restart"]
+
+
+def test_a_config_of_before_the_rails_is_asked_as_it_was(rails: Rails) -> None:
+    rails.peers.config.write_text("Host rank-1\n  HostName 10.0.0.2\n")
+    rails.cut = {"rank-1"}
+    assert not rails.states()[0].answered and rails.asked == ["rank-1 status"]
+    rails.peers.config.unlink()
+    assert not rails.states()[0].answered and rails.said == []
+
+
+@pytest.mark.parametrize(
+    ("word", "meets"),
+    [
+        ("10.0.0.1", True),
+        ("http://10.0.0.1:8000", True),
+        ("--master-addr=10.0.0.1", True),
+        ("10.0.0.12", False),
+        ("110.0.0.1", False),
+        ("10.0.0.1.5", False),
+    ],
+)
+def test_where_the_engines_meet_is_in_their_command(word: str, meets: bool) -> None:
+    assert (group.meets_at(["x", word], ["10.0.1.1", "10.0.0.1"]) == "10.0.0.1") is meets
+
+
 def release_json(folder: Path, **changes: Any) -> Path:
     about = {
         "release": RELEASE, "rank": 1, "world": 2, "hosts": ["a", "b"], "endpoint": "http://[::1]:8000",
@@ -214,6 +316,19 @@ def test_a_worker_begins_only_in_a_group_that_names_its_start(host: Host) -> Non
     start(host, peers, rank=1).run()
     assert len(peers.answers) == 1 and host.said == ["it begins", "ready"]
     assert not (group.RUN / "group").exists()
+
+
+def test_a_worker_that_cannot_meet_the_head_does_not_begin(host: Host) -> None:
+    """The head's host answers, but not at the address at which the engines meet: they would hang there."""
+    cut = state(silent=("10.0.0.1",))
+    heads = [cut, cut, state(silent=("10.0.1.1",)), state(members={1: "hh"}, members_release=RELEASE)]
+    start(host, Played(*({0: one} for one in heads)), rank=1, argv=("x", "--head", "10.0.0.1")).run()
+    assert host.said == [
+        "it begins",
+        "waiting for the head at 10.0.0.1, where the engines meet; its host answers elsewhere; look at that "
+        "cable or port",
+        "ready",
+    ]
 
 
 def test_a_spark_alone_waits_for_nobody(host: Host) -> None:

@@ -215,7 +215,10 @@ def test_the_head_is_pinged_on_the_fabric(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(group, "command", command)
     config = tmp_path / "config"
-    assert watchdog.head_pings(config)  # nothing is known of it
-    config.write_text("# ours\nHost rank-0\n  HostName 192.168.96.10\n  Port 22\nHost *\n  User x\n")
-    assert not watchdog.head_pings(config)
-    assert asked[-1] == "192.168.96.10"
+    assert watchdog.head_pings(group.Peers(config))  # nothing is known of it
+    config.write_text(
+        "# ours\nHost rank-0\n  HostName 192.168.96.10\n  Port 22\n"
+        "Host rank-0-rail-2\n  HostName 192.168.97.10\n  Port 22\nHost *\n  User x\n"
+    )
+    assert not watchdog.head_pings(group.Peers(config))
+    assert [word for word in asked if word[0].isdigit() and "." in word] == ["192.168.96.10", "192.168.97.10"]

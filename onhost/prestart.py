@@ -15,14 +15,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from onhost import group
+from onhost import docker_cli, group
 from onhost.docker_cli import docker
 from onhost.group import CONTAINER, READY, STARTED, Peers, Served
 from onhost.plan import JobError
 from onhost.staging import manifest as manifests
 from onhost.unready import Unready
 
-DOCKER_SECONDS = 120.0  # for a daemon that starts, or clears up after a kill
+DOCKER_SECONDS = 120.0  # for a daemon that runs and does not answer, or clears up after a kill
+DOCKER_AGAIN_SECONDS = 30.0  # between two starts of a daemon that failed
 PORT_SECONDS = 60.0  # for a port whose holder is just ending
 MEMORY_SECONDS = 180.0  # for memory that an engine before gives back
 QUICK, SLOW, QUICK_SECONDS = 1.0, 3.0, 30.0  # s between two questions to another rank: first, after that long
@@ -58,10 +59,10 @@ class Start:
             # What was the group is none any more, also for a worker that asks just now.
             (group.RUN / "group").unlink(missing_ok=True)
         self.tell("it begins")
-        self._container_gone()
         try:
-            if self.is_head:
-                self._hold_port()
+            self._docker()
+            self._container_gone()
+            self._hold_port()
             self._image()
             self._checkpoint()
             self._memory()
@@ -82,6 +83,21 @@ class Start:
             self._said = why
             self._say(why)
 
+    def _docker(self) -> None:
+        """Wait for Docker, without limit. One that somebody stopped is not started from here, not even by its
+        socket, which every question to it would do; one that failed is."""
+        again = time.monotonic()
+        while (state := docker_cli.unit_state()) in (*docker_cli.STOPPED, "activating"):
+            # An engine that still ends may have the port; later there is time to wait for that.
+            with contextlib.suppress(JobError):
+                self._take_port()
+            if state == "failed" and time.monotonic() >= again:
+                group.command("systemctl", "start", "--no-block", docker_cli.UNIT)
+                again = time.monotonic() + DOCKER_AGAIN_SECONDS
+            remedy = "; start it: systemctl start docker" if state == "inactive" else ""
+            self.tell(f"waiting for Docker: {docker_cli.UNIT} is {state}{remedy}")
+            time.sleep(QUICK)
+
     def _container_gone(self) -> None:
         """A container that an unclean end left behind would keep the name, the port and the memory."""
         until = time.monotonic() + DOCKER_SECONDS
@@ -98,11 +114,16 @@ class Start:
             self.tell("waiting for Docker")
             time.sleep(QUICK)
 
+    def _take_port(self) -> None:
+        """Answer 503 at the endpoint, on the head. Errors: JobError where somebody has the port."""
+        if self.is_head and self._unready is None:
+            self._unready = Unready(self.served.bind, self.served.port, "the engine starts")
+
     def _hold_port(self) -> None:
         until = time.monotonic() + PORT_SECONDS
         while True:
             try:
-                self._unready = Unready(self.served.bind, self.served.port, "the engine starts")
+                self._take_port()
                 return
             except JobError as error:
                 if time.monotonic() > until:

@@ -256,10 +256,16 @@ class Host:
             "rm": [(True, "")],
             "image": [CompletedProcess([], 0, f'{{"sparkstack.image": "{RELEASE}"}}\n', "")],
         }
+        self.units = ["active"]  # the states of Docker's unit, one after the other
         self.said: list[str] = []
         self.faults: list[Any] = []
+        self.done: list[str] = []
+
+    def unit_state(self) -> str:
+        return self.units.pop(0) if len(self.units) > 1 else self.units[0]
 
     def command(self, *words: str, seconds: float = 0) -> tuple[bool, str]:
+        self.done.append(" ".join(words))
         answers = self.docker["rm"]
         return answers.pop(0) if len(answers) > 1 else answers[0]  # type: ignore[return-value]
 
@@ -272,6 +278,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     made = Host()
     monkeypatch.setattr(group, "RUN", tmp_path / "run")
     monkeypatch.setattr(group, "command", made.command)
+    monkeypatch.setattr(docker_cli, "unit_state", made.unit_state)
     monkeypatch.setattr(prestart, "docker", made.inspect)
     monkeypatch.setattr(prestart.manifests, "read", lambda folder: None)
     monkeypatch.setattr(prestart.manifests, "quick_faults", lambda folder, manifest: made.faults)
@@ -357,6 +364,49 @@ def test_docker_is_waited_for(host: Host) -> None:
     ]
     start(host, Peers(Path("/nowhere")), world=1).run()
     assert host.said == ["it begins", "waiting for Docker"]
+
+
+def test_a_docker_that_was_stopped_is_waited_for_and_left_alone(host: Host) -> None:
+    """For as long as it takes; the endpoint says so, on the head, and the other ranks read it."""
+    host.units = ["deactivating", *["inactive"] * 300, "activating", "active"]
+    begun = start(host, Peers(Path("/nowhere")), world=1)
+    heard: set[str] = set()
+
+    def say(line: str) -> None:
+        host.said.append(line)
+        if begun._unready is not None:
+            heard.add(begun._unready.why)
+            assert group.read_line("rank") == f"hh {line}" and host.done == []
+
+    begun._say = say
+    begun.run()
+    stopped = "waiting for Docker: docker.service is inactive; start it: systemctl start docker"
+    assert stopped in heard and host.said == [
+        "it begins",
+        "waiting for Docker: docker.service is deactivating",
+        stopped,
+        "waiting for Docker: docker.service is activating",
+    ]
+    assert host.done == ["docker rm -f sparkstack-serve"]
+
+
+def test_a_docker_that_failed_is_started_again(host: Host) -> None:
+    host.units = [*["failed"] * 32, "active"]
+    start(host, Peers(Path("/nowhere")), world=1).run()
+    assert host.done == [*["systemctl start --no-block docker.service"] * 2, "docker rm -f sparkstack-serve"]
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("LoadState=loaded\nActiveState=active\n", "active"),
+        ("LoadState=not-found\nActiveState=inactive\n", ""),  # Docker runs by another unit, or by hand
+        ("", ""),
+    ],
+)
+def test_the_state_of_dockers_unit(monkeypatch: pytest.MonkeyPatch, text: str, state: str) -> None:
+    monkeypatch.setattr(docker_cli.subprocess, "run", lambda words, **more: CompletedProcess(words, 0, text))
+    assert docker_cli.unit_state() == state
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,13 @@ MARKER = ".sparkstack-onhost"
 @dataclass(frozen=True)
 class Limits:
     """The knobs: s between two looks; s for one token; how many are missed before an engine is dead; for how
-    many s a worker's head may be away."""
+    many s a worker's head may be away; for how many s an engine without counters may be busy."""
 
     interval: float
     timeout: float
     misses: int
     away: float
+    busy: float = 3600
 
     @classmethod
     def read(cls, path: Path) -> Limits:
@@ -41,6 +42,7 @@ class Limits:
             plan.number("timeout_s", 30),
             plan.integer("misses", 4),
             plan.number("away_s", 120),
+            plan.number("busy_s", 3600),
         )
 
 
@@ -85,7 +87,7 @@ class Watch:
 
     def _look_at_engine(self, served: Served, limits: Limits) -> None:
         seen = self._probe(served, limits.timeout)
-        verdict = self._judge.see(seen, limits.misses)
+        verdict = self._judge.see(seen, limits.misses, limits.busy)
         if verdict is Verdict.DEAD:
             why = f"no token {self._judge.missed} times in a row ({seen.said}), and no counter moved"
             self._judge.forget()

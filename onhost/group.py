@@ -5,6 +5,8 @@ names one start (systemd's invocation id) of each rank. A rank's engine starts o
 line, so no engine ever meets what is left of an older group. Files below /run/sparkstack, a line each:
     rank     "INVOCATION ready" | "INVOCATION started" | "INVOCATION why it waits"
     group    "RELEASE 0=INVOCATION 1=INVOCATION …" (the head's)
+    tries    "COUNT SECONDS": starts in a row that did not serve; when the last one began (monotonic)
+    ended    why the last start ended before its engine began; anew: the next start is the watchdog's
 `status`, one of the two words that a rank may ask of another, shows both beside the unit's state.
 """
 
@@ -260,6 +262,12 @@ class Peers:
         for address in sorted(ways, key=lambda address: address in silent):
             if self._at_once([(address, ways[address])], "restart")[address][0]:
                 return
+
+
+def own_number(name: str) -> int:
+    """A number that systemd knows of this host's unit; 0 where it says none."""
+    _, text = command("systemctl", "show", "-p", name, "--value", UNIT)
+    return int(text) if text.strip().isdigit() else 0
 
 
 def own_state(config_dir: Path) -> State:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,9 @@ DOCKER_SECONDS = 120.0  # for a daemon that runs and does not answer, or clears 
 DOCKER_AGAIN_SECONDS = 30.0  # between two starts of a daemon that failed
 PORT_SECONDS = 60.0  # for a port whose holder is just ending
 MEMORY_SECONDS = 180.0  # for memory that an engine before gives back
+BACK_OFF = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0)
+"""s before a start, by how many in a row have not served: here, and not systemd's, so that the endpoint says
+so meanwhile."""
 QUICK, SLOW, QUICK_SECONDS = 1.0, 3.0, 30.0  # s between two questions to another rank: first, after that long
 GIB = 1 << 30
 
@@ -60,6 +64,7 @@ class Start:
             (group.RUN / "group").unlink(missing_ok=True)
         self.tell("it begins")
         try:
+            self._back_off()
             self._docker()
             self._container_gone()
             self._hold_port()
@@ -70,6 +75,7 @@ class Start:
         finally:
             if self._unready is not None:
                 self._unready.close()
+        (group.RUN / "ended").unlink(missing_ok=True)
         group.write_line("rank", f"{self.invocation} {STARTED}")
 
     def tell(self, why: str, about: str = "") -> None:
@@ -82,6 +88,27 @@ class Start:
         if why != self._said:
             self._said = why
             self._say(why)
+
+    def _back_off(self) -> None:
+        """Wait the longer, the more starts in a row have not served; one that somebody asks for begins at
+        once, and so does the next one after an engine that has served."""
+        anew, tries = group.RUN / "anew", re.fullmatch(r"(\d+) (\d+\.\d+)", group.read_line("tries"))
+        failed, began = (int(tries[1]), float(tries[2])) if tries else (0, 0.0)
+        by_itself = group.own_number("NRestarts") > 0 or anew.exists()
+        served = group.own_number("ActiveEnterTimestampMonotonic") / 1e6 > began
+        failed = failed + 1 if by_itself and not served else 0
+        now = time.monotonic()
+        group.write_line("tries", f"{failed} {now:.3f}")
+        anew.unlink(missing_ok=True)
+        pause = BACK_OFF[min(failed, len(BACK_OFF) - 1)]
+        # Without the remedy: the line itself, with that, is above it in the journal.
+        why = group.read_line("ended").partition("; wanted")[0] or "its engine ended before it served"
+        while (left := now + pause - time.monotonic()) > 0:
+            with contextlib.suppress(JobError):
+                self._take_port()
+            count = f"{failed} starts" if failed > 1 else "1 start"
+            self.tell(f"tries again after {pause:.0f} s ({count} failed): {why}", f"; in {left:.0f} s")
+            time.sleep(min(QUICK, left))
 
     def _docker(self) -> None:
         """Wait for Docker, without limit. One that somebody stopped is not started from here, not even by its
@@ -264,10 +291,12 @@ def main(config_dir: Path, state_dir: Path, drop_caches: bool) -> int:
     )
     try:
         start.run()
+        return 0
     except JobError as error:
-        say(" ".join(str(error).split()))
-        return 1
+        line = " ".join(str(error).split())
     except OSError as error:  # a disk that cannot be read or written, of which any step may hear
-        say(f"found {error}; wanted this host's own files to be read and written; see `dmesg` and `df`")
-        return 1
-    return 0
+        line = f"found {error}; wanted this host's own files to be read and written; see `dmesg` and `df`"
+    say(line)
+    with contextlib.suppress(OSError):
+        group.write_line("ended", line)
+    return 1

@@ -9,6 +9,7 @@ deploy has stopped, is never started from here.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -137,6 +138,8 @@ def begin_anew() -> None:
     Nothing happens where the unit stops at this moment: somebody else is at work.
     """
     group.command("docker", "kill", CONTAINER)
+    with contextlib.suppress(OSError):
+        group.write_line("anew", "by the watchdog")
     group.command("systemctl", "try-restart", "--no-block", UNIT)
 
 

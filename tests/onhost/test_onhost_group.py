@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
@@ -257,6 +258,7 @@ class Host:
             "image": [CompletedProcess([], 0, f'{{"sparkstack.image": "{RELEASE}"}}\n', "")],
         }
         self.units = ["active"]  # the states of Docker's unit, one after the other
+        self.numbers: dict[str, int] = {}  # what systemd says of the rank's unit
         self.said: list[str] = []
         self.faults: list[Any] = []
         self.done: list[str] = []
@@ -265,6 +267,8 @@ class Host:
         return self.units.pop(0) if len(self.units) > 1 else self.units[0]
 
     def command(self, *words: str, seconds: float = 0) -> tuple[bool, str]:
+        if words[:2] == ("systemctl", "show"):
+            return True, f"{self.numbers.get(words[3], 0)}\n"
         self.done.append(" ".join(words))
         answers = self.docker["rm"]
         return answers.pop(0) if len(answers) > 1 else answers[0]  # type: ignore[return-value]
@@ -364,6 +368,53 @@ def test_docker_is_waited_for(host: Host) -> None:
     ]
     start(host, Peers(Path("/nowhere")), world=1).run()
     assert host.said == ["it begins", "waiting for Docker"]
+
+
+def pause(host: Host, restarts: int = 1, active: bool = False, rank: int = 1) -> float:
+    """How long the next start waits; `active`: the one before has served."""
+    began = time.monotonic()
+    host.numbers = {
+        "NRestarts": restarts,
+        "ActiveEnterTimestampMonotonic": int((began + 0.5) * 1e6) if active else 0,
+    }
+    time.sleep(1)
+    start(host, Peers(Path("/nowhere")), rank=rank, world=1).run()
+    return round(time.monotonic() - began - 1, 3)
+
+
+def test_starts_that_fail_wait_longer_and_longer(host: Host) -> None:
+    assert pause(host, restarts=0) == 0
+    assert [pause(host) for _ in range(7)] == [5, 10, 20, 40, 60, 60, 60]
+    assert pause(host, active=True) == 0  # it had served
+    assert [pause(host), pause(host)] == [5, 10]
+    assert pause(host, restarts=0) == 0  # somebody starts it
+    group.write_line("anew", "by the watchdog")
+    assert pause(host, restarts=0) == 5
+    assert pause(host, restarts=0) == 0
+
+
+def test_the_endpoint_says_why_starts_fail(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ended the start before is said while the next one waits; and no more once an engine has begun."""
+    heard: list[str] = []
+
+    class Heard(Unready):
+        def close(self) -> None:
+            heard.append(self.why)
+            super().close()
+
+    monkeypatch.setattr(prestart, "Unready", Heard)
+    monkeypatch.setattr(group, "read_release", lambda folder: served(world=1))
+    image, host.docker["image"] = host.docker["image"], [CompletedProcess([], 1, "", "No such image")]
+    assert prestart.main(tmp_path, tmp_path, False) == 1
+    host.docker["image"] = image
+    pause(host, rank=0)
+    why = f"found no image sparkstack/vllm:{RELEASE}"
+    assert host.said[1] == f"tries again after 5 s (1 start failed): {why}"
+    assert heard[-1] == f"{host.said[1]}; in 1 s"
+    pause(host)
+    assert host.said[-1] == "tries again after 10 s (2 starts failed): its engine ended before it served"
 
 
 def test_a_docker_that_was_stopped_is_waited_for_and_left_alone(host: Host) -> None:

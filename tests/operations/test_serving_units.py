@@ -49,6 +49,12 @@ def test_a_rank_does_not_stop_with_docker_and_does_not_start_it(units: tuple[Uni
         assert not any("docker" in word for tie in ties for word in unit.get(tie, []))
 
 
+def test_the_pause_after_a_failure_is_not_systemds(units: tuple[Unit, Unit]) -> None:
+    """While systemd waits nobody answers at the endpoint's port."""
+    assert units[0]["Restart"] == ["always"] and float(units[0]["RestartSec"][0]) <= 2
+    assert "RestartSteps" not in units[0]
+
+
 @pytest.mark.parametrize(("state", "asked"), [("active", True), ("deactivating", False), ("inactive", False)])
 def test_a_docker_that_stops_is_not_asked(
     units: tuple[Unit, Unit], tmp_path: Path, state: str, asked: bool

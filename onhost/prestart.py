@@ -27,6 +27,9 @@ DOCKER_SECONDS = 120.0  # for a daemon that runs and does not answer, or clears 
 DOCKER_AGAIN_SECONDS = 30.0  # between two starts of a daemon that failed
 PORT_SECONDS = 60.0  # for a port whose holder is just ending
 MEMORY_SECONDS = 180.0  # for memory that an engine before gives back
+AGAIN_SECONDS = 300.0
+"""How long a look at image, checkpoint and memory is good for while a rank waits for others: who uses the
+host meanwhile fills the memory in minutes, and the page cache with it. The look takes seconds."""
 BACK_OFF = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 """s before a start, by how many in a row have not served: here, and not systemd's, so that the endpoint says
 so meanwhile."""
@@ -52,6 +55,7 @@ class Start:
         self._say = say
         self._said = ""
         self._unready: Unready | None = None
+        self._looked = 0.0  # when image, checkpoint and memory were found good (monotonic)
 
     @property
     def is_head(self) -> bool:
@@ -68,9 +72,7 @@ class Start:
             self._docker()
             self._container_gone()
             self._hold_port()
-            self._image()
-            self._checkpoint()
-            self._memory()
+            self._look()
             self._group()
         finally:
             if self._unready is not None:
@@ -82,11 +84,11 @@ class Start:
         """Why this rank waits now: for the journal (once), the other ranks, and who asks the endpoint.
 
         `about` is what changes each time, such as a time; the journal does without it."""
-        group.write_line("rank", f"{self.invocation} {why}")
         if self._unready is not None:
             self._unready.why = f"{why}{about}"
         if why != self._said:
             self._said = why
+            group.write_line("rank", f"{self.invocation} {why}")
             self._say(why)
 
     def _back_off(self) -> None:
@@ -158,6 +160,14 @@ class Start:
                 self.tell(f"waiting for the endpoint's port: {str(error).partition(';')[0]}")
             time.sleep(QUICK)
 
+    def _look(self) -> None:
+        """At what an engine needs of this host."""
+        self._docker()
+        self._image()
+        self._checkpoint()
+        self._memory()
+        self._looked = time.monotonic()
+
     def _image(self) -> None:
         image = self.served.image
         done = docker("image", "inspect", "-f", "{{json .Config.Labels}}", image)
@@ -217,6 +227,8 @@ class Start:
             return
         began = time.monotonic()
         while True:
+            if time.monotonic() - self._looked > AGAIN_SECONDS:
+                self._look()
             waited = time.monotonic() - began
             if self._formed(waited) if self.is_head else self._joined():
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import socket
 import time
@@ -368,6 +369,37 @@ def test_docker_is_waited_for(host: Host) -> None:
     ]
     start(host, Peers(Path("/nowhere")), world=1).run()
     assert host.said == ["it begins", "waiting for Docker"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_after_a_long_wait_the_host_is_looked_at_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """What was good before the wait may be gone: the rank does not begin with it."""
+    looks: list[float] = []
+    images = [*["{}"] * 4, ""]
+
+    def inspect(*words: str) -> CompletedProcess[str]:
+        looks.append(time.monotonic())
+        text = images.pop(0)
+        return CompletedProcess([], 0 if text else 1, text, "No such image")
+
+    monkeypatch.setattr(prestart, "docker", inspect)
+    other = state(members={1: "hh"}, members_release=RELEASE) if rank else state()
+    away = [{1 - rank: State(said="timed out")}] * 1000
+    with pytest.raises(JobError, match="found no image"):
+        start(host, Played(*away, {1 - rank: other}), rank=rank).run()
+    gaps = [after - before for before, after in itertools.pairwise(looks)]
+    assert len(gaps) == 4 and max(gaps) <= prestart.AGAIN_SECONDS + 2 * prestart.SLOW
+
+
+def test_a_worker_short_of_memory_is_not_ready_meanwhile(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head reads it, and forms no group with it."""
+    free = [5.0, 1.0, 1.0, 5.0]
+    monkeypatch.setattr(prestart, "available_gib", lambda text: free.pop(0) if len(free) > 1 else free[0])
+    heads = [{0: State(said="timed out")}] * 200 + [{0: state(members={1: "hh"}, members_release=RELEASE)}]
+    start(host, Played(*heads), rank=1, memory_gib=4.0).run()
+    assert host.said == ["it begins", "ready", "waiting for 4.0 GiB of memory", "ready"]
 
 
 def pause(host: Host, restarts: int = 1, active: bool = False, rank: int = 1) -> float:

@@ -220,8 +220,16 @@ serve_bind = "127.0.0.1"
 # What watches that tokens come, on every host; docs/serving.md. enabled: False takes it away. interval_s:
 # between two looks. timeout_s: for one token. misses: so many without a token, while the engine's counters
 # stand still, and the group is started again. away_s: so long may a worker's head be gone before the worker
-# ends its engine and waits for a new group.
-watchdog: dict[str, object] = {"enabled": True, "interval_s": 15, "timeout_s": 30, "misses": 4, "away_s": 120}
+# ends its engine and waits for a new group. busy_s: so long may an engine without counters, on one host, give
+# no token while its container has processor time.
+watchdog: dict[str, object] = {
+    "enabled": True,
+    "interval_s": 15,
+    "timeout_s": 30,
+    "misses": 4,
+    "away_s": 120,
+    "busy_s": 3600,
+}
 
 # The API key that the endpoint asks for: a file ON THE CONTROLLER with it, or the name of a variable of the
 # controller's environment. On the hosts it is in files that root alone reads. Both None: no key is asked for.

@@ -18,6 +18,22 @@ SECONDS = 120.0
 TAG = re.compile(r"[a-z0-9][a-z0-9._/-]*(:[0-9]+/[a-z0-9._/-]+)?(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?")
 
 
+UNIT = "docker.service"
+STOPPED = ("inactive", "deactivating", "failed")
+"""States of Docker's unit in which nobody shall ask it: by its socket that would start it again."""
+
+
+def unit_state() -> str:
+    """The state of Docker's unit ("active", …); "" where there is no such unit, or nobody to ask."""
+    words = ["systemctl", "show", "-p", "LoadState,ActiveState", UNIT]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    return "" if found.get("LoadState") == "not-found" else found.get("ActiveState", "")
+
+
 def check_tag(tag: str) -> str:
     """The tag itself; JobError where it is not one (and might be read as an option)."""
     if not TAG.fullmatch(tag):

@@ -5,6 +5,8 @@ names one start (systemd's invocation id) of each rank. A rank's engine starts o
 line, so no engine ever meets what is left of an older group. Files below /run/sparkstack, a line each:
     rank     "INVOCATION ready" | "INVOCATION started" | "INVOCATION why it waits"
     group    "RELEASE 0=INVOCATION 1=INVOCATION …" (the head's)
+    tries    "COUNT SECONDS": starts in a row that did not serve; when the last one began (monotonic)
+    ended    why the last start ended before its engine began; anew: the next start is the watchdog's
 `status`, one of the two words that a rank may ask of another, shows both beside the unit's state.
 """
 
@@ -12,10 +14,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,6 +52,7 @@ class Served:
     memory_gib: float
     api_key_file: Path | None
     priority: bool  # does the engine take a request's priority?
+    argv: tuple[str, ...] = ()  # the engine's command
 
     @property
     def workers(self) -> range:
@@ -82,6 +86,7 @@ def read_release(config_dir: Path) -> Served:
             float(about.get("memory_gib") or 0),
             None if key is None else Path(str(key)),
             ("--scheduling-policy", "priority") in itertools.pairwise(argv),
+            tuple(argv),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise JobError(
@@ -104,6 +109,7 @@ class State:
     members: Mapping[int, str] = field(default_factory=dict)
     members_release: str = ""
     said: str = ""
+    silent: tuple[str, ...] = ()  # of its addresses, where another one answered
 
     @property
     def between(self) -> bool:
@@ -179,18 +185,62 @@ def command(*words: str, seconds: float = SSH_SECONDS) -> tuple[bool, str]:
     return done.returncode == 0, done.stdout
 
 
-class Peers:
-    """The other ranks by SSH, one word each; `config` is the file that `ssh -F` reads."""
+_WAY = re.compile(r"^Host (rank-(\d+)(?:-rail-\d+)?)\n\s+HostName (\S+)$", re.MULTILINE)
 
-    def __init__(self, config: Path) -> None:
-        self.config = config
+
+class Peers:
+    """The other ranks by SSH, one word each; `config` is the file that `ssh -F` reads, with every address of
+    a rank. `tell` hears once of each address that is silent while another one of its host answers, and once
+    when all answer again."""
+
+    def __init__(self, config: Path, tell: Callable[[int, str], None] = lambda rank, words: None) -> None:
+        self.config, self._tell = config, tell
+        self._silent: dict[int, frozenset[str]] = {}  # of each rank, when it was last asked
 
     @property
     def known(self) -> bool:
         return self.config.is_file()
 
-    def _ask(self, rank: int, word: str) -> tuple[bool, str]:
-        return command("ssh", "-F", str(self.config), f"rank-{rank}", word)
+    def ways(self, rank: int) -> dict[str, str]:
+        """address -> the name by which `ssh -F` knows it, the first one first."""
+        try:
+            found = _WAY.findall(self.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = []
+        return {address: name for name, number, address in found if int(number) == rank}
+
+    def _ask(self, rank: int, word: str) -> tuple[dict[str, str], dict[str, str]]:
+        """(what was answered, what came in place of an answer), by address. The first address is asked, and
+        the others where it is silent; where one was silent before, all at once: a dead one takes long."""
+        ways = self.ways(rank) or {"": f"rank-{rank}"}
+        first = list(ways) if self._silent.get(rank) else list(ways)[:1]
+        answers = self._at_once([(address, ways[address]) for address in first], word)
+        if not any(ok for ok, _ in answers.values()):
+            rest = [(address, name) for address, name in ways.items() if address not in answers]
+            answers |= self._at_once(rest, word)
+        good = {address: text for address, (ok, text) in answers.items() if ok}
+        bad = {address: text for address, (ok, text) in answers.items() if not ok}
+        self._heed(rank, good, bad)
+        return good, bad
+
+    def _at_once(self, ways: Sequence[tuple[str, str]], word: str) -> dict[str, tuple[bool, str]]:
+        def ask(way: tuple[str, str]) -> tuple[bool, str]:
+            return command("ssh", "-F", str(self.config), way[1], word)
+
+        if len(ways) < 2:
+            return {way[0]: ask(way) for way in ways}
+        with ThreadPoolExecutor(max_workers=len(ways)) as pool:
+            return dict(zip((way[0] for way in ways), pool.map(ask, ways), strict=True))
+
+    def _heed(self, rank: int, good: Mapping[str, str], bad: Mapping[str, str]) -> None:
+        """A host of which no address answers is away, and none of its addresses is said to be dead."""
+        silent = frozenset(bad)
+        if good and silent and silent != self._silent.get(rank):
+            what = ", ".join(f"{address} ({' '.join(text.split())[-160:]})" for address, text in bad.items())
+            self._tell(rank, f"no answer at {what}, but at {', '.join(good)}; look at that cable or port")
+        elif good and not silent and self._silent.get(rank):
+            self._tell(rank, "answers again")
+        self._silent[rank] = silent
 
     def states(self, ranks: Sequence[int]) -> dict[int, State]:
         """What each of these ranks says now, asked at once."""
@@ -200,11 +250,24 @@ class Peers:
             return dict(zip(ranks, pool.map(self.state, ranks), strict=True))
 
     def state(self, rank: int) -> State:
-        return read_state(self._ask(rank, "status")[1])
+        good, bad = self._ask(rank, "status")
+        state = read_state(next(iter((good or bad).values())))
+        return replace(state, silent=tuple(bad)) if good else state
 
     def restart(self, rank: int) -> None:
         """Ask a rank to start its unit anew where it runs; one that does not answer is asked again later."""
-        self._ask(rank, "restart")
+        ways = self.ways(rank) or {"": f"rank-{rank}"}
+        silent = self._silent.get(rank, frozenset())
+        # At one address after the other, so that no rank is started anew twice.
+        for address in sorted(ways, key=lambda address: address in silent):
+            if self._at_once([(address, ways[address])], "restart")[address][0]:
+                return
+
+
+def own_number(name: str) -> int:
+    """A number that systemd knows of this host's unit; 0 where it says none."""
+    _, text = command("systemctl", "show", "-p", name, "--value", UNIT)
+    return int(text) if text.strip().isdigit() else 0
 
 
 def own_state(config_dir: Path) -> State:
@@ -243,6 +306,14 @@ def waiting_for(state: State, release: str) -> Wait | None:
     if state.sub != "start-pre":
         return Wait("it ends what is left of the group before", restart=True)
     return None if state.note == READY else Wait(state.note or "it begins")
+
+
+def meets_at(argv: Sequence[str], addresses: Sequence[str]) -> str | None:
+    """Which of the head's addresses the engine's command names: there the engines meet."""
+    for address in addresses:
+        if any(re.search(rf"(?<![\w.:]){re.escape(address)}(?![\w.])", word) for word in argv):
+            return address
+    return None
 
 
 def lost(state: State, member: str) -> str | None:

@@ -10,21 +10,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from onhost import group
+from onhost import docker_cli, group
 from onhost.docker_cli import docker
 from onhost.group import CONTAINER, READY, STARTED, Peers, Served
 from onhost.plan import JobError
 from onhost.staging import manifest as manifests
 from onhost.unready import Unready
 
-DOCKER_SECONDS = 120.0  # for a daemon that starts, or clears up after a kill
+DOCKER_SECONDS = 120.0  # for a daemon that runs and does not answer, or clears up after a kill
+DOCKER_AGAIN_SECONDS = 30.0  # between two starts of a daemon that failed
 PORT_SECONDS = 60.0  # for a port whose holder is just ending
 MEMORY_SECONDS = 180.0  # for memory that an engine before gives back
+AGAIN_SECONDS = 300.0
+"""How long a look at image, checkpoint and memory is good for while a rank waits for others: who uses the
+host meanwhile fills the memory in minutes, and the page cache with it. The look takes seconds."""
+BACK_OFF = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0)
+"""s before a start, by how many in a row have not served: here, and not systemd's, so that the endpoint says
+so meanwhile."""
 QUICK, SLOW, QUICK_SECONDS = 1.0, 3.0, 30.0  # s between two questions to another rank: first, after that long
 GIB = 1 << 30
 
@@ -47,6 +55,7 @@ class Start:
         self._say = say
         self._said = ""
         self._unready: Unready | None = None
+        self._looked = 0.0  # when image, checkpoint and memory were found good (monotonic)
 
     @property
     def is_head(self) -> bool:
@@ -58,29 +67,65 @@ class Start:
             # What was the group is none any more, also for a worker that asks just now.
             (group.RUN / "group").unlink(missing_ok=True)
         self.tell("it begins")
-        self._container_gone()
         try:
-            if self.is_head:
-                self._hold_port()
-            self._image()
-            self._checkpoint()
-            self._memory()
+            self._back_off()
+            self._docker()
+            self._container_gone()
+            self._hold_port()
+            self._look()
             self._group()
         finally:
             if self._unready is not None:
                 self._unready.close()
+        (group.RUN / "ended").unlink(missing_ok=True)
         group.write_line("rank", f"{self.invocation} {STARTED}")
 
     def tell(self, why: str, about: str = "") -> None:
         """Why this rank waits now: for the journal (once), the other ranks, and who asks the endpoint.
 
         `about` is what changes each time, such as a time; the journal does without it."""
-        group.write_line("rank", f"{self.invocation} {why}")
         if self._unready is not None:
             self._unready.why = f"{why}{about}"
         if why != self._said:
             self._said = why
+            group.write_line("rank", f"{self.invocation} {why}")
             self._say(why)
+
+    def _back_off(self) -> None:
+        """Wait the longer, the more starts in a row have not served; one that somebody asks for begins at
+        once, and so does the next one after an engine that has served."""
+        anew, tries = group.RUN / "anew", re.fullmatch(r"(\d+) (\d+\.\d+)", group.read_line("tries"))
+        failed, began = (int(tries[1]), float(tries[2])) if tries else (0, 0.0)
+        by_itself = group.own_number("NRestarts") > 0 or anew.exists()
+        served = group.own_number("ActiveEnterTimestampMonotonic") / 1e6 > began
+        failed = failed + 1 if by_itself and not served else 0
+        now = time.monotonic()
+        group.write_line("tries", f"{failed} {now:.3f}")
+        anew.unlink(missing_ok=True)
+        pause = BACK_OFF[min(failed, len(BACK_OFF) - 1)]
+        # Without the remedy: the line itself, with that, is above it in the journal.
+        why = group.read_line("ended").partition("; wanted")[0] or "its engine ended before it served"
+        while (left := now + pause - time.monotonic()) > 0:
+            with contextlib.suppress(JobError):
+                self._take_port()
+            count = f"{failed} starts" if failed > 1 else "1 start"
+            self.tell(f"tries again after {pause:.0f} s ({count} failed): {why}", f"; in {left:.0f} s")
+            time.sleep(min(QUICK, left))
+
+    def _docker(self) -> None:
+        """Wait for Docker, without limit. One that somebody stopped is not started from here, not even by its
+        socket, which every question to it would do; one that failed is."""
+        again = time.monotonic()
+        while (state := docker_cli.unit_state()) in (*docker_cli.STOPPED, "activating"):
+            # An engine that still ends may have the port; later there is time to wait for that.
+            with contextlib.suppress(JobError):
+                self._take_port()
+            if state == "failed" and time.monotonic() >= again:
+                group.command("systemctl", "start", "--no-block", docker_cli.UNIT)
+                again = time.monotonic() + DOCKER_AGAIN_SECONDS
+            remedy = "; start it: systemctl start docker" if state == "inactive" else ""
+            self.tell(f"waiting for Docker: {docker_cli.UNIT} is {state}{remedy}")
+            time.sleep(QUICK)
 
     def _container_gone(self) -> None:
         """A container that an unclean end left behind would keep the name, the port and the memory."""
@@ -98,17 +143,30 @@ class Start:
             self.tell("waiting for Docker")
             time.sleep(QUICK)
 
+    def _take_port(self) -> None:
+        """Answer 503 at the endpoint, on the head. Errors: JobError where somebody has the port."""
+        if self.is_head and self._unready is None:
+            self._unready = Unready(self.served.bind, self.served.port, "the engine starts")
+
     def _hold_port(self) -> None:
         until = time.monotonic() + PORT_SECONDS
         while True:
             try:
-                self._unready = Unready(self.served.bind, self.served.port, "the engine starts")
+                self._take_port()
                 return
             except JobError as error:
                 if time.monotonic() > until:
                     raise
                 self.tell(f"waiting for the endpoint's port: {str(error).partition(';')[0]}")
             time.sleep(QUICK)
+
+    def _look(self) -> None:
+        """At what an engine needs of this host."""
+        self._docker()
+        self._image()
+        self._checkpoint()
+        self._memory()
+        self._looked = time.monotonic()
 
     def _image(self) -> None:
         image = self.served.image
@@ -168,9 +226,9 @@ class Start:
             self._say(f"the other ranks are not asked: no {self.peers.config}; run the deploy's fabric stage")
             return
         began = time.monotonic()
-        if not self.is_head:
-            self.tell(READY)
         while True:
+            if time.monotonic() - self._looked > AGAIN_SECONDS:
+                self._look()
             waited = time.monotonic() - began
             if self._formed(waited) if self.is_head else self._joined():
                 return
@@ -195,10 +253,20 @@ class Start:
         return False
 
     def _joined(self) -> bool:
-        """A worker: is it a member of the head's group?"""
+        """A worker: is it a member of the head's group? Else it waits, and says whether it can take part."""
         head = self.peers.state(0)
         mine = head.members.get(self.served.rank)
-        return head.members_release == self.served.release and mine == self.invocation
+        if head.members_release == self.served.release and mine == self.invocation:
+            return True
+        # The engines would wait for one another there, with nobody to say why.
+        dead = group.meets_at(self.served.argv, head.silent)
+        self.tell(
+            f"waiting for the head at {dead}, where the engines meet; its host answers elsewhere; "
+            "look at that cable or port"
+            if dead
+            else READY
+        )
+        return False
 
 
 def available_gib(meminfo: str) -> float:
@@ -227,7 +295,7 @@ def main(config_dir: Path, state_dir: Path, drop_caches: bool) -> int:
 
     start = Start(
         served,
-        Peers(config_dir / "ssh" / "config"),
+        Peers(config_dir / "ssh" / "config", lambda rank, words: say(f"{served.name(rank)}: {words}")),
         state_dir / "checkpoints",
         drop_caches=drop_caches,
         invocation=os.environ.get("INVOCATION_ID", "by-hand"),
@@ -235,10 +303,12 @@ def main(config_dir: Path, state_dir: Path, drop_caches: bool) -> int:
     )
     try:
         start.run()
+        return 0
     except JobError as error:
-        say(" ".join(str(error).split()))
-        return 1
+        line = " ".join(str(error).split())
     except OSError as error:  # a disk that cannot be read or written, of which any step may hear
-        say(f"found {error}; wanted this host's own files to be read and written; see `dmesg` and `df`")
-        return 1
-    return 0
+        line = f"found {error}; wanted this host's own files to be read and written; see `dmesg` and `df`"
+    say(line)
+    with contextlib.suppress(OSError):
+        group.write_line("ended", line)
+    return 1

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-from onhost.group import Served
+from onhost.busy import Spent, slots_of, spent_by
+from onhost.group import CONTAINER, Served
 from onhost.http_client import make_client
 from onhost.plan import JobError, read_secret
 from onhost.ready import NotInTime, message_of, wait
@@ -48,11 +50,13 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Seen:
-    """What a probe found; `work`: the counters, None where they cannot be read."""
+    """What a probe found; `work`: the counters, None where they cannot be read; `spent`: the processor time
+    of an engine without counters, on one host, that has the question and does not answer."""
 
     outcome: Outcome
     said: str = ""
     work: tuple[float, ...] | None = None
+    spent: Spent | None = None
 
 
 class Verdict(Enum):
@@ -65,24 +69,33 @@ class Verdict(Enum):
 
 class Judge:
     """Tells a slow engine from a dead one: dead is who gives no token `misses` times in a row while no
-    counter moves."""
+    counter moves. Processor time says "slow" for `busy` s and no longer: a hung engine may spin."""
 
     def __init__(self) -> None:
-        self.missed = 0
-        self._work: tuple[float, ...] | None = None
+        self.forget()
 
     def forget(self) -> None:
         """Another start of the engine: nothing that was seen counts."""
-        self.missed, self._work = 0, None
+        self.missed = 0
+        self._work: tuple[float, ...] | None = None
+        self._spent: Spent | None = None
+        self._since: float | None = None  # when the first reading without a token was taken
 
-    def see(self, seen: Seen, misses: int) -> Verdict:
+    def see(self, seen: Seen, misses: int, busy: float) -> Verdict:
         moved = seen.work is not None and self._work is not None and seen.work != self._work
+        works = seen.spent is not None and seen.spent.works_since(self._spent)
         self._work = seen.work if seen.work is not None else self._work
+        self._spent = seen.spent
         if seen.outcome is not Outcome.NONE or moved:
-            self.missed = 0
+            self.missed, self._since = 0, None
             if seen.outcome is Outcome.TOKEN:
                 return Verdict.ALIVE
             return Verdict.SLOW if seen.outcome is Outcome.NONE else Verdict.NOT_CHECKED
+        if seen.spent is not None:
+            self._since = seen.spent.at if self._since is None else self._since
+            if works and seen.spent.at - self._since <= busy:
+                self.missed = 0
+                return Verdict.SLOW
         self.missed += 1
         return Verdict.DEAD if self.missed >= misses else Verdict.MISSED
 
@@ -113,15 +126,24 @@ def probe(served: Served, timeout: float) -> Seen:
     if served.priority:
         body["priority"] = LEAST_PRIORITY
     with make_client(timeout=timeout, headers=headers, proxies=False) as client:
+        in_work = False
         try:
             answer = client.post(f"{url}/v1/completions", json=body)
             outcome, said = _read(answer)
-        except httpx.TimeoutException:
+        except httpx.TimeoutException as error:
             outcome, said = Outcome.NONE, f"no answer in {timeout:.0f} s"
+            in_work = isinstance(error, httpx.ReadTimeout)
         except httpx.HTTPError as error:
             outcome, said = Outcome.NONE, str(error) or type(error).__name__
-        work = None if outcome is Outcome.TOKEN else work_of(_metrics(client, url) or "")
-    return Seen(outcome, said, work)
+        if outcome is Outcome.TOKEN:
+            return Seen(outcome, said)
+        page = _metrics(client, url)
+        work = work_of(page or "")
+        if work is not None or page is None:
+            return Seen(outcome, said, work)
+        # Ranks on several hosts spin while they wait for one another, so that their time says nothing.
+        spent = spent_by(CONTAINER) if in_work and served.world == 1 else None
+        return Seen(outcome, said, slots_of(_slots(client, url)), spent)
 
 
 def _metrics(client: httpx.Client, url: str) -> str | None:
@@ -131,6 +153,15 @@ def _metrics(client: httpx.Client, url: str) -> str | None:
     except httpx.HTTPError:
         return None
     return page.text if page.status_code == 200 else ""
+
+
+def _slots(client: httpx.Client, url: str) -> Any:
+    """llama.cpp's slots; None of a server that has none, or shows none."""
+    try:
+        answer = client.get(f"{url}/slots", timeout=METRICS_SECONDS)
+        return answer.json() if answer.status_code == 200 else None
+    except (httpx.HTTPError, ValueError):
+        return None
 
 
 def serves(url: str, model: str, key: str | None, seconds: float) -> None:

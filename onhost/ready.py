@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from onhost.docker_cli import docker
+from onhost.docker_cli import STOPPED, docker, unit_state
 from onhost.http_client import make_client
 from onhost.plan import JobError, read_secret
 
@@ -32,6 +32,8 @@ class Container:
 
     def ended(self) -> str | None:
         """What became of the container, or None while it runs or has not been made yet."""
+        if (state := unit_state()) in STOPPED:
+            return f"Docker {state}"
         done = docker("container", "inspect", self.name)
         if done.returncode:
             if self.seen is None or "no such container" not in done.stderr.lower():

@@ -9,7 +9,7 @@ deploy has stopped, is never started from here.
 
 from __future__ import annotations
 
-import re
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -27,12 +27,13 @@ MARKER = ".sparkstack-onhost"
 @dataclass(frozen=True)
 class Limits:
     """The knobs: s between two looks; s for one token; how many are missed before an engine is dead; for how
-    many s a worker's head may be away."""
+    many s a worker's head may be away; for how many s an engine without counters may be busy."""
 
     interval: float
     timeout: float
     misses: int
     away: float
+    busy: float = 3600
 
     @classmethod
     def read(cls, path: Path) -> Limits:
@@ -42,6 +43,7 @@ class Limits:
             plan.number("timeout_s", 30),
             plan.integer("misses", 4),
             plan.number("away_s", 120),
+            plan.number("busy_s", 3600),
         )
 
 
@@ -86,7 +88,7 @@ class Watch:
 
     def _look_at_engine(self, served: Served, limits: Limits) -> None:
         seen = self._probe(served, limits.timeout)
-        verdict = self._judge.see(seen, limits.misses)
+        verdict = self._judge.see(seen, limits.misses, limits.busy)
         if verdict is Verdict.DEAD:
             why = f"no token {self._judge.missed} times in a row ({seen.said}), and no counter moved"
             self._judge.forget()
@@ -136,22 +138,19 @@ def begin_anew() -> None:
     Nothing happens where the unit stops at this moment: somebody else is at work.
     """
     group.command("docker", "kill", CONTAINER)
+    with contextlib.suppress(OSError):
+        group.write_line("anew", "by the watchdog")
     group.command("systemctl", "try-restart", "--no-block", UNIT)
 
 
-def head_pings(config: Path) -> bool:
-    """Does the head's host answer on the fabric?"""
-    try:
-        text = config.read_text(encoding="utf-8")
-    except OSError:
-        return True
-    match = re.search(r"^Host rank-0\n\s+HostName (\S+)$", text, re.MULTILINE)
-    return match is None or group.command("ping", "-c", "1", "-W", "2", match[1], seconds=5)[0]
+def head_pings(peers: Peers) -> bool:
+    """Does the head's host answer on the fabric, at any of its addresses?"""
+    ways = peers.ways(0)
+    return not ways or any(group.command("ping", "-c", "1", "-W", "2", way, seconds=5)[0] for way in ways)
 
 
 def main(config_dir: Path) -> int:
     """The command: runs until its own code is replaced; systemd starts it again with the new one."""
-    peers = Peers(config_dir / "ssh" / "config")
     marker = Path(sys.prefix) / MARKER
     code = _text(marker)
     broken = ""
@@ -159,7 +158,8 @@ def main(config_dir: Path) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    watch = Watch(probe=probe, begin_anew=begin_anew, pings=lambda: head_pings(peers.config), say=say)
+    peers = Peers(config_dir / "ssh" / "config", tell=lambda rank, words: say(f"rank {rank}: {words}"))
+    watch = Watch(probe=probe, begin_anew=begin_anew, pings=lambda: head_pings(peers), say=say)
     while _text(marker) == code:
         interval = 15.0
         try:

@@ -174,6 +174,7 @@ class Watchdog(Strict):
     timeout_s: Seconds = 30
     misses: Annotated[int, Field(ge=1, le=1000)] = 4
     away_s: Seconds = 120
+    busy_s: Seconds = 3600
 
 
 class Knobs(Strict):

@@ -17,6 +17,8 @@ from sparkstack.recipe_fields import DERIVED_OPTIONS, argument_name
 Accelerator = Literal["gpu", "cpu"]
 
 CONTAINER = "sparkstack-serve"
+STOP_SECONDS = 30
+"""How long a server may take to end, when its unit or Docker stops."""
 DRAIN_SECONDS = 25
 """How long vLLM lets open requests end when it is stopped; less than the unit gives it. Without this word it
 cuts them off."""
@@ -231,6 +233,8 @@ def docker_argv(
     """
     # An image that is gone is an error and no download: a start asks nobody outside.
     words = ["docker", "run", "--rm", "--pull", "never", "--name", name]
+    # For a Docker that is stopped itself, which gives a container 10 s otherwise.
+    words += ["--stop-timeout", str(STOP_SECONDS)]
     words += ["--network", "host", "--ipc", "host"]
     if shm_size is not None:
         words += ["--shm-size", shm_size]

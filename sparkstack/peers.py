@@ -74,16 +74,16 @@ def authorized_keys(plan: FabricPlan, node: str, peers: Mapping[str, Peer], comm
 
 
 def config(plan: FabricPlan, node: str, peers: Mapping[str, Peer], folder: str) -> str:
-    """For `ssh -F`: the others by rank ("rank-0" is the head). Not by name, for a host may have one name in
-    the inventory of another controller and be `@local` in its own."""
+    """For `ssh -F`: the others by rank ("rank-0" is the head), and by each further address that they have
+    ("rank-0-rail-2"). Not by name, for a host may have one name in the inventory of another controller and be
+    `@local` in its own."""
     lines = ["# managed by sparkstack: how this host reaches the others (ssh -F this-file rank-0 status)\n"]
     for peer in peers.values():
-        if peer.name != node:
-            lines.append(
-                f"Host rank-{peer.rank}\n"
-                f"  HostName {addresses(plan, peer, node)[0]}\n"
-                f"  Port {peer.port}\n"
-            )
+        if peer.name == node:
+            continue
+        for number, address in enumerate(addresses(plan, peer, node), 1):
+            name = f"rank-{peer.rank}" + (f"-rail-{number}" if number > 1 else "")
+            lines.append(f"Host {name}\n  HostName {address}\n  Port {peer.port}\n")
     lines.append(
         "Host *\n"
         f"  User {USER}\n"

@@ -23,8 +23,6 @@ UNIT = "sparkstack-serve.service"
 CONFIG_DIR = "/etc/sparkstack"
 STATE_DIR = "/var/lib/sparkstack"
 PYTHON = "/opt/sparkstack/env/bin/python"
-STOP_SECONDS = 30
-"""How long a server may take to end; `tasks.site` has the same figure, and a test compares."""
 EXPLAINED = {
     "<BIND_ADDRESS>": "serve_bind of group_data",
     "<HEAD_ADDRESS>": "the head's address on the fabric, from the inventory",
@@ -142,7 +140,7 @@ def _unit(recipe: Recipe) -> str:
         config_dir=CONFIG_DIR,
         state_dir=STATE_DIR,
         python=PYTHON,
-        stop_seconds=STOP_SECONDS,
+        stop_seconds=launch.STOP_SECONDS,
         drop_caches=True,
     )
 

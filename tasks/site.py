@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PLUGIN = ROOT / "files" / "patches"
 UNIT = "sparkstack-serve.service"
 WATCHDOG = "sparkstack-watchdog.service"
-STOP_SECONDS = 30
 # What pyinfra calls the machine it runs on.
 LOCAL = "@local"
 
@@ -290,7 +289,7 @@ class Site:
             config_dir=self.data.config_dir,
             state_dir=self.data.state_dir,
             python=self.python,
-            stop_seconds=STOP_SECONDS,
+            stop_seconds=launch.STOP_SECONDS,
             drop_caches=self.data.drop_caches,
         )
         return ManagedFile.text(f"/etc/systemd/system/{UNIT}", text)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from benchmarks.faults.cluster import UNIT, Cluster, Failed, Host, wait_for
+from benchmarks.faults.cluster import UNIT, Cluster, Failed, Host, begin_deploy, ended, wait_for
 
 RECOVERY_S = 300.0
 """Nothing may take longer on the lab; vLLM is given three times that."""
@@ -159,6 +159,29 @@ def _port_taken(cluster: Cluster) -> float:
     head.run(f"docker kill {UNIT}")
     wait_for("the port's end", 60, lambda: head.run("systemctl is-active port-thief; true") != "active")
     return time.monotonic()
+
+
+LOCKED = "! flock -n /run/sparkstack/run.lock true && cat /run/sparkstack/run.lock"
+
+
+def two_deploys(words: Callable[[], list[str]]) -> Case:
+    """A second deploy while a first one is at work: the first brings another release, `words`; the second is
+    refused, and told who is first."""
+
+    def do(cluster: Cluster) -> float:
+        first = begin_deploy(*words())
+        try:
+            wait_for("the first run's lock", 120, lambda: cluster.head.run(f"{LOCKED}; true"))
+            second = ended(begin_deploy("--data", "plan=no"))
+        finally:
+            done = ended(first)
+        if done.returncode:
+            raise Failed(f"the first deploy failed: {done.stdout[-600:]}")
+        if second.returncode == 0 or "found another run at work (" not in second.stdout:
+            raise Failed(f"the second deploy was not refused: {second.stdout[-600:]}")
+        return time.monotonic()
+
+    return Case("two deploys at once", do, soak=False)
 
 
 def cases(hosts: int, long_cut: float = 300) -> list[Case]:

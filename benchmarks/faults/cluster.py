@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from lab import lab
+from sparkstack import report_files
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 UNIT = "sparkstack-serve"
@@ -153,13 +154,37 @@ def light_recipe(folder: Path, **options: Any) -> Path:
     return path
 
 
+def begin_deploy(*words: str) -> subprocess.Popen[str]:
+    """pyinfra as a user starts it."""
+    return subprocess.Popen(
+        [str(Path(sys.executable).with_name("pyinfra")), "inventories/lab.py", "deploy.py", "-y", *words],
+        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def ended(run: subprocess.Popen[str], seconds: float = 1800) -> subprocess.CompletedProcess[str]:
+    """What a deploy said when it had ended. Errors: Failed."""
+    try:
+        said, _ = run.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        raise Failed(f"a deploy has no end in {seconds:.0f} s") from None
+    return subprocess.CompletedProcess(run.args, run.returncode, said, "")
+
+
 def deploy(*words: str) -> subprocess.CompletedProcess[str]:
     """pyinfra as a user runs it."""
-    return subprocess.run(
-        [str(Path(sys.executable).with_name("pyinfra")), "inventories/lab.py", "deploy.py", "-y", *words],
-        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=1800, check=False,
-    )  # fmt: skip
+    return ended(begin_deploy(*words))
+
+
+def changed() -> list[str]:
+    """What the last run changed, by its own report."""
+    report = json.loads(report_files.files(ROOT / "reports")[-1].read_text())
+    return [
+        f"{one['host']}: {one['stage']} | {one['name']}"
+        for one in report["operations"]
+        if one["status"] == "changed"
+    ]
 
 
 def data(**values: Any) -> list[str]:

@@ -80,6 +80,38 @@ def test_while_a_host_is_away_the_endpoint_says_so(cluster: Cluster) -> None:
     wait_for("tokens", PATIENCE, cluster.serves)
 
 
+def test_boot_does_not_wait_for_a_rank(cluster: Cluster) -> None:
+    """By systemd's own word: the target wants the units and is not ordered after them."""
+    for host in cluster.hosts:
+        text = host.run("systemctl show -p Wants,After multi-user.target")
+        target = {line.partition("=")[0]: line.partition("=")[2].split() for line in text.splitlines()}
+        assert "sparkstack-serve.service" in target["Wants"]
+        assert "sparkstack-serve.service" not in target["After"]
+        watchdog = host.run("systemctl show -p After --value sparkstack-watchdog.service")
+        assert "sparkstack-serve.service" not in watchdog.split()
+
+
+def test_a_rank_comes_back_with_docker(cluster: Cluster) -> None:
+    """Stopped and started by an operator, with nothing of ours starting it meanwhile; and a rank that the
+    operator has stopped stays stopped, whatever Docker does."""
+    head, worker = cluster.hosts
+    wait_for("tokens", PATIENCE, cluster.serves)
+    look = "systemctl is-active docker.service; true"
+    try:
+        head.run("systemctl stop docker.service")
+        wait_for("503 with the reason", PATIENCE, lambda: "docker.service is inactive" in cluster.says()[1])
+        assert (cluster.says()[0], head.active, head.run(look)) == (503, "activating", "inactive")
+        head.run("systemctl start docker.service")
+        wait_for("tokens", PATIENCE, cluster.serves)
+        worker.run("systemctl stop sparkstack-serve && systemctl restart docker.service")
+        wait_for("503 with the reason", PATIENCE, lambda: "its unit is inactive" in cluster.says()[1])
+        assert worker.active == "inactive"
+    finally:
+        for host in cluster.hosts:
+            host.run("systemctl start docker.service; systemctl start --no-block sparkstack-serve")
+    wait_for("tokens", PATIENCE, cluster.serves)
+
+
 def test_the_second_of_two_deploys_is_told_who_is_first(cluster: Cluster, folder: Path) -> None:
     wait_for("tokens", PATIENCE, cluster.serves)
     before = cluster.head.show("InvocationID")

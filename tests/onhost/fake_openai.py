@@ -22,6 +22,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.model, self.chunk, self.pause, self.ids, self.fault = "tiny", 1, 0.0, True, ""
+        self.slots: list[Any] | None = None  # llama.cpp's answer to /slots; None for a server that has none
         self.metrics: list[str] = []  # pages, one after the other; the last one again and again
         self.key: str | None = None
         self.open_list = False  # are the models listed for who has no key, as llama.cpp's server does?
@@ -48,6 +49,9 @@ class Handler(BaseHTTPRequestHandler):
             self.raw(200, (pages.pop(0) if len(pages) > 1 else pages[0]).encode(), "text/plain")
             return
         if not self.server.open_list and self.refused():
+            return
+        if self.path == "/slots":
+            self.json(200 if self.server.slots else 501, self.server.slots or {"error": {"code": 501}})
             return
         self.json(200, {"object": "list", "data": [{"id": self.server.model}]})
 

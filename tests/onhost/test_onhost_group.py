@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
@@ -94,6 +96,108 @@ def test_who_has_left_a_group(found: State, why: str | None) -> None:
     assert group.lost(found, "aa") == why
 
 
+# ── Rails ──
+
+CONFIG = """Host rank-0
+  HostName 10.0.0.1
+  Port 22
+Host rank-0-rail-2
+  HostName 10.0.1.1
+  Port 22
+Host rank-1
+  HostName 10.0.0.2
+Host rank-1-rail-2
+  HostName 10.0.1.2
+Host rank-11
+  HostName 10.0.0.12
+Host *
+  User x
+"""
+
+
+class Rails:
+    """The addresses of the others, of which some are cut."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cut: set[str] = set()
+        self.asked: list[str] = []
+        self.said: list[str] = []
+        (folder / "config").write_text(CONFIG)
+        monkeypatch.setattr(group, "command", self.command)
+        self.peers = Peers(folder / "config", lambda rank, words: self.said.append(f"rank {rank}: {words}"))
+
+    def command(self, *words: str, seconds: float = 0) -> tuple[bool, str]:
+        self.asked.append(f"{words[-2]} {words[-1]}")
+        return (False, "timed out\n") if words[-2] in self.cut else (True, STATUS)
+
+    def states(self) -> tuple[State, list[str]]:
+        before = len(self.asked)
+        found = self.peers.state(1)
+        return found, sorted(name.split()[0] for name in self.asked[before:])
+
+
+@pytest.fixture
+def rails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rails:
+    return Rails(tmp_path, monkeypatch)
+
+
+def test_a_host_is_away_only_where_none_of_its_addresses_answers(rails: Rails) -> None:
+    both = ["rank-1", "rank-1-rail-2"]
+    assert rails.states()[1] == ["rank-1"]
+    rails.cut = {"rank-1"}
+    for _ in range(3):
+        found, asked = rails.states()
+        assert found.answered and found.silent == ("10.0.0.2",) and asked == both
+    dead = "rank 1: no answer at 10.0.0.2 (timed out), but at 10.0.1.2; look at that cable or port"
+    assert rails.said == [dead]
+    rails.cut = {"rank-1", "rank-1-rail-2"}
+    found, asked = rails.states()
+    assert (found.answered, found.said, asked) == (False, "timed out", both)
+    rails.cut = {"rank-1-rail-2"}
+    assert rails.states()[0].answered
+    rails.cut = set()
+    assert rails.states()[0] == group.read_state(STATUS)
+    assert rails.said == [
+        dead,
+        "rank 1: no answer at 10.0.1.2 (timed out), but at 10.0.0.2; look at that cable or port",
+        "rank 1: answers again",
+    ]
+    assert rails.states()[1] == ["rank-1"]
+
+
+def test_a_rank_is_started_anew_once_by_the_rail_that_answers(rails: Rails) -> None:
+    rails.cut = {"rank-1"}
+    rails.peers.restart(1)
+    assert rails.asked == ["rank-1 restart", "rank-1-rail-2 restart"]
+    rails.states()
+    rails.asked.clear()
+    rails.peers.restart(1)
+    assert rails.asked == ["rank-1-rail-2 restart"]
+
+
+def test_a_config_of_before_the_rails_is_asked_as_it_was(rails: Rails) -> None:
+    rails.peers.config.write_text("Host rank-1\n  HostName 10.0.0.2\n")
+    rails.cut = {"rank-1"}
+    assert not rails.states()[0].answered and rails.asked == ["rank-1 status"]
+    rails.peers.config.unlink()
+    assert not rails.states()[0].answered and rails.said == []
+
+
+@pytest.mark.parametrize(
+    ("word", "meets"),
+    [
+        ("10.0.0.1", True),
+        ("http://10.0.0.1:8000", True),
+        ("--master-addr=10.0.0.1", True),
+        ("10.0.0.12", False),
+        ("110.0.0.1", False),
+        ("10.0.0.1.5", False),
+    ],
+)
+def test_where_the_engines_meet_is_in_their_command(word: str, meets: bool) -> None:
+    assert (group.meets_at(["x", word], ["10.0.1.1", "10.0.0.1"]) == "10.0.0.1") is meets
+
+
 def release_json(folder: Path, **changes: Any) -> Path:
     about = {
         "release": RELEASE, "rank": 1, "world": 2, "hosts": ["a", "b"], "endpoint": "http://[::1]:8000",
@@ -154,10 +258,19 @@ class Host:
             "rm": [(True, "")],
             "image": [CompletedProcess([], 0, f'{{"sparkstack.image": "{RELEASE}"}}\n', "")],
         }
+        self.units = ["active"]  # the states of Docker's unit, one after the other
+        self.numbers: dict[str, int] = {}  # what systemd says of the rank's unit
         self.said: list[str] = []
         self.faults: list[Any] = []
+        self.done: list[str] = []
+
+    def unit_state(self) -> str:
+        return self.units.pop(0) if len(self.units) > 1 else self.units[0]
 
     def command(self, *words: str, seconds: float = 0) -> tuple[bool, str]:
+        if words[:2] == ("systemctl", "show"):
+            return True, f"{self.numbers.get(words[3], 0)}\n"
+        self.done.append(" ".join(words))
         answers = self.docker["rm"]
         return answers.pop(0) if len(answers) > 1 else answers[0]  # type: ignore[return-value]
 
@@ -170,6 +283,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     made = Host()
     monkeypatch.setattr(group, "RUN", tmp_path / "run")
     monkeypatch.setattr(group, "command", made.command)
+    monkeypatch.setattr(docker_cli, "unit_state", made.unit_state)
     monkeypatch.setattr(prestart, "docker", made.inspect)
     monkeypatch.setattr(prestart.manifests, "read", lambda folder: None)
     monkeypatch.setattr(prestart.manifests, "quick_faults", lambda folder, manifest: made.faults)
@@ -216,6 +330,19 @@ def test_a_worker_begins_only_in_a_group_that_names_its_start(host: Host) -> Non
     assert not (group.RUN / "group").exists()
 
 
+def test_a_worker_that_cannot_meet_the_head_does_not_begin(host: Host) -> None:
+    """The head's host answers, but not at the address at which the engines meet: they would hang there."""
+    cut = state(silent=("10.0.0.1",))
+    heads = [cut, cut, state(silent=("10.0.1.1",)), state(members={1: "hh"}, members_release=RELEASE)]
+    start(host, Played(*({0: one} for one in heads)), rank=1, argv=("x", "--head", "10.0.0.1")).run()
+    assert host.said == [
+        "it begins",
+        "waiting for the head at 10.0.0.1, where the engines meet; its host answers elsewhere; look at that "
+        "cable or port",
+        "ready",
+    ]
+
+
 def test_a_spark_alone_waits_for_nobody(host: Host) -> None:
     start(host, Peers(Path("/nowhere")), world=1).run()
     assert group.read_line("group") == f"{RELEASE} 0=hh"
@@ -242,6 +369,127 @@ def test_docker_is_waited_for(host: Host) -> None:
     ]
     start(host, Peers(Path("/nowhere")), world=1).run()
     assert host.said == ["it begins", "waiting for Docker"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_after_a_long_wait_the_host_is_looked_at_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """What was good before the wait may be gone: the rank does not begin with it."""
+    looks: list[float] = []
+    images = [*["{}"] * 4, ""]
+
+    def inspect(*words: str) -> CompletedProcess[str]:
+        looks.append(time.monotonic())
+        text = images.pop(0)
+        return CompletedProcess([], 0 if text else 1, text, "No such image")
+
+    monkeypatch.setattr(prestart, "docker", inspect)
+    other = state(members={1: "hh"}, members_release=RELEASE) if rank else state()
+    away = [{1 - rank: State(said="timed out")}] * 1000
+    with pytest.raises(JobError, match="found no image"):
+        start(host, Played(*away, {1 - rank: other}), rank=rank).run()
+    gaps = [after - before for before, after in itertools.pairwise(looks)]
+    assert len(gaps) == 4 and max(gaps) <= prestart.AGAIN_SECONDS + 2 * prestart.SLOW
+
+
+def test_a_worker_short_of_memory_is_not_ready_meanwhile(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head reads it, and forms no group with it."""
+    free = [5.0, 1.0, 1.0, 5.0]
+    monkeypatch.setattr(prestart, "available_gib", lambda text: free.pop(0) if len(free) > 1 else free[0])
+    heads = [{0: State(said="timed out")}] * 200 + [{0: state(members={1: "hh"}, members_release=RELEASE)}]
+    start(host, Played(*heads), rank=1, memory_gib=4.0).run()
+    assert host.said == ["it begins", "ready", "waiting for 4.0 GiB of memory", "ready"]
+
+
+def pause(host: Host, restarts: int = 1, active: bool = False, rank: int = 1) -> float:
+    """How long the next start waits; `active`: the one before has served."""
+    began = time.monotonic()
+    host.numbers = {
+        "NRestarts": restarts,
+        "ActiveEnterTimestampMonotonic": int((began + 0.5) * 1e6) if active else 0,
+    }
+    time.sleep(1)
+    start(host, Peers(Path("/nowhere")), rank=rank, world=1).run()
+    return round(time.monotonic() - began - 1, 3)
+
+
+def test_starts_that_fail_wait_longer_and_longer(host: Host) -> None:
+    assert pause(host, restarts=0) == 0
+    assert [pause(host) for _ in range(7)] == [5, 10, 20, 40, 60, 60, 60]
+    assert pause(host, active=True) == 0  # it had served
+    assert [pause(host), pause(host)] == [5, 10]
+    assert pause(host, restarts=0) == 0  # somebody starts it
+    group.write_line("anew", "by the watchdog")
+    assert pause(host, restarts=0) == 5
+    assert pause(host, restarts=0) == 0
+
+
+def test_the_endpoint_says_why_starts_fail(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ended the start before is said while the next one waits; and no more once an engine has begun."""
+    heard: list[str] = []
+
+    class Heard(Unready):
+        def close(self) -> None:
+            heard.append(self.why)
+            super().close()
+
+    monkeypatch.setattr(prestart, "Unready", Heard)
+    monkeypatch.setattr(group, "read_release", lambda folder: served(world=1))
+    image, host.docker["image"] = host.docker["image"], [CompletedProcess([], 1, "", "No such image")]
+    assert prestart.main(tmp_path, tmp_path, False) == 1
+    host.docker["image"] = image
+    pause(host, rank=0)
+    why = f"found no image sparkstack/vllm:{RELEASE}"
+    assert host.said[1] == f"tries again after 5 s (1 start failed): {why}"
+    assert heard[-1] == f"{host.said[1]}; in 1 s"
+    pause(host)
+    assert host.said[-1] == "tries again after 10 s (2 starts failed): its engine ended before it served"
+
+
+def test_a_docker_that_was_stopped_is_waited_for_and_left_alone(host: Host) -> None:
+    """For as long as it takes; the endpoint says so, on the head, and the other ranks read it."""
+    host.units = ["deactivating", *["inactive"] * 300, "activating", "active"]
+    begun = start(host, Peers(Path("/nowhere")), world=1)
+    heard: set[str] = set()
+
+    def say(line: str) -> None:
+        host.said.append(line)
+        if begun._unready is not None:
+            heard.add(begun._unready.why)
+            assert group.read_line("rank") == f"hh {line}" and host.done == []
+
+    begun._say = say
+    begun.run()
+    stopped = "waiting for Docker: docker.service is inactive; start it: systemctl start docker"
+    assert stopped in heard and host.said == [
+        "it begins",
+        "waiting for Docker: docker.service is deactivating",
+        stopped,
+        "waiting for Docker: docker.service is activating",
+    ]
+    assert host.done == ["docker rm -f sparkstack-serve"]
+
+
+def test_a_docker_that_failed_is_started_again(host: Host) -> None:
+    host.units = [*["failed"] * 32, "active"]
+    start(host, Peers(Path("/nowhere")), world=1).run()
+    assert host.done == [*["systemctl start --no-block docker.service"] * 2, "docker rm -f sparkstack-serve"]
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("LoadState=loaded\nActiveState=active\n", "active"),
+        ("LoadState=not-found\nActiveState=inactive\n", ""),  # Docker runs by another unit, or by hand
+        ("", ""),
+    ],
+)
+def test_the_state_of_dockers_unit(monkeypatch: pytest.MonkeyPatch, text: str, state: str) -> None:
+    monkeypatch.setattr(docker_cli.subprocess, "run", lambda words, **more: CompletedProcess(words, 0, text))
+    assert docker_cli.unit_state() == state
 
 
 @pytest.mark.parametrize(

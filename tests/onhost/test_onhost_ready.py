@@ -26,6 +26,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready, "PAUSE", 0.02)
+    monkeypatch.setattr(ready, "unit_state", lambda: "active")
 
 
 def run(capsys: pytest.CaptureFixture[str], url: str, timeout: float = 0.3, *more: str) -> tuple[int, str]:
@@ -184,6 +185,17 @@ def test_a_container_that_ended_ends_the_wait(
     assert status == 1 and said.startswith(f"found {found}")
     assert "gone" in found or "(RuntimeError: no KV cache)" in said
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("state", ["inactive", "deactivating", "failed"])
+def test_a_docker_that_was_stopped_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: str
+) -> None:
+    """Its socket would start it again."""
+    monkeypatch.setattr(ready, "unit_state", lambda: state)
+    monkeypatch.setattr(ready, "docker", None)
+    status, said = run(capsys, "http://127.0.0.1:9", 60, "--container", "serve")
+    assert status == 1 and said.startswith(f"found Docker {state}; wanted a completion")
 
 
 def test_a_container_that_is_not_made_yet(

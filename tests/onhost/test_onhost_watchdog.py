@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 from fake_openai import Server, serving
 from test_onhost_group import RELEASE, served, state
 
-from onhost import group, probe_engine, watchdog
+from onhost import busy, group, probe_engine, watchdog
+from onhost.busy import Spent, slots_of
 from onhost.group import State
 from onhost.plan import JobError
 from onhost.probe_engine import Judge, Outcome, Seen, Verdict, work_of
@@ -66,13 +68,31 @@ def test_slow_is_not_dead() -> None:
     judge = Judge()
     for count in range(20):
         seen = Seen(Outcome.NONE, "no answer", (float(count), 0.0, 0.0, 0.0))
-        assert judge.see(seen, 2) is (Verdict.MISSED if count == 0 else Verdict.SLOW)
-    assert judge.see(seen, 2) is Verdict.MISSED
-    assert judge.see(TOKEN, 2) is Verdict.ALIVE
+        assert judge.see(seen, 2, 60) is (Verdict.MISSED if count == 0 else Verdict.SLOW)
+    assert judge.see(seen, 2, 60) is Verdict.MISSED
+    assert judge.see(TOKEN, 2, 60) is Verdict.ALIVE
     # A server that refuses the question says nothing of the engine.
-    assert judge.see(Seen(Outcome.REFUSED, "HTTP 401"), 1) is Verdict.NOT_CHECKED
+    assert judge.see(Seen(Outcome.REFUSED, "HTTP 401"), 1, 60) is Verdict.NOT_CHECKED
     # Without counters only tokens tell.
-    assert [judge.see(Seen(Outcome.NONE), 2) for _ in range(2)] == [Verdict.MISSED, Verdict.DEAD]
+    assert [judge.see(Seen(Outcome.NONE), 2, 60) for _ in range(2)] == [Verdict.MISSED, Verdict.DEAD]
+
+
+def test_busy_is_not_dead_without_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processor time tells, but not for ever: a hung engine may spin."""
+
+    def verdicts(*spent: tuple[float, float]) -> list[Verdict]:
+        judge = Judge()
+        return [judge.see(Seen(Outcome.NONE, "", None, Spent(*one)), 2, 60) for one in spent]
+
+    miss, slow, dead = Verdict.MISSED, Verdict.SLOW, Verdict.DEAD
+    assert verdicts((1, 0), (10, 10), (11, 30), (20, 60)) == [miss, slow, slow, slow]
+    assert verdicts((1, 0), (1.1, 10)) == [miss, dead]  # a server that answers questions, and no more
+    assert verdicts((1, 0), (10, 30), (40, 61), (70, 91)) == [miss, slow, miss, dead]
+    assert verdicts((9, 0), (1, 10)) == [miss, dead]  # another container
+    # A token, and a counter, say that all begins anew.
+    judge = Judge()
+    for at in range(0, 600, 50):
+        assert judge.see(Seen(Outcome.NONE, "", (float(at),), Spent(at, at)), 2, 60) in (miss, slow)
 
 
 @pytest.mark.parametrize("changes", [{"invocation": "bb"}, {"sub": "auto-restart"}, {"active": "failed"}])
@@ -169,6 +189,76 @@ def test_what_a_probe_finds(server: Server, fault: str, outcome: Outcome, said: 
     assert (asked["max_tokens"], asked["priority"]) == (1, probe_engine.LEAST_PRIORITY)
 
 
+SLOT = {"id": 0, "id_task": 7, "is_processing": True, "n_ctx": 4096, "params": {"n_predict": -1}}
+
+
+@pytest.mark.parametrize(
+    ("page", "counts"),
+    [
+        ([{**SLOT, "next_token": {"n_decoded": 5, "n_remain": 9}}], (5.0,)),
+        ([{**SLOT, "next_token": [{"n_decoded": 5}], "n_prompt_tokens_processed": 3}], (3.0, 5.0)),
+        ([{**SLOT, "n_past": 4}, {**SLOT, "n_past": 2}], (4.0, 2.0)),
+        ([SLOT], None),
+        ({"data": []}, None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_what_llama_cpps_slots_say(page: Any, counts: tuple[float, ...] | None) -> None:
+    assert slots_of(page) == counts
+
+
+@pytest.mark.parametrize(
+    ("fault", "world", "slots", "metrics", "work", "spent"),
+    [
+        ("hangs", 1, None, [], None, True),
+        ("hangs", 1, [{**SLOT, "n_past": 4}], [], (4.0,), True),
+        ("hangs", 2, None, [], None, False),  # ranks spin while they wait for one another
+        ("error 500", 1, None, [], None, False),  # an engine that fails at once is not busy
+        ("hangs", 1, None, ["llamacpp:n_decode_total 3\n"], (*[0.0] * 7, 3.0, 0.0, 0.0), False),
+        ("", 1, None, [], None, False),
+    ],
+)
+def test_what_is_looked_at_where_there_are_no_counters(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    world: int,
+    slots: list[Any] | None,
+    metrics: list[str],
+    work: tuple[float, ...] | None,
+    spent: bool,
+) -> None:
+    monkeypatch.setattr(probe_engine, "spent_by", lambda name: Spent(1, 1))
+    server.fault, server.slots, server.metrics = fault, slots, metrics
+    about = {**vars(served(world=world)), "model": "tiny", "endpoint": server.url}
+    seen = probe_engine.probe(group.Served(**about), 0.1)
+    assert (seen.work, seen.spent is not None) == (work, spent)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file", "text", "seconds"),
+    [
+        ("0::/a/docker-1.scope\n", "a/docker-1.scope/cpu.stat", "usage_usec 2500000\nuser_usec 1\n", 2.5),
+        ("3:cpu,cpuacct:/docker/1\n0::/x\n", "cpu,cpuacct/docker/1/cpuacct.usage", "1500000000\n", 1.5),
+        ("0::/a\n", "a/other", "", None),
+        ("nothing", "a/other", "", None),
+    ],
+)
+def test_the_processor_time_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, file: str, text: str, seconds: float | None
+) -> None:
+    """By either version of control groups."""
+    for path, words in ((tmp_path / "proc" / "77" / "cgroup", cgroup), (tmp_path / "groups" / file, text)):
+        path.parent.mkdir(parents=True)
+        path.write_text(words)
+    monkeypatch.setattr(busy, "docker", lambda *words: CompletedProcess(words, 0, "77\n", ""))
+    found = busy.spent_by("x", tmp_path / "proc", tmp_path / "groups")
+    assert (found and found.seconds) == seconds
+    monkeypatch.setattr(busy, "docker", lambda *words: CompletedProcess(words, 1, "", "no such container"))
+    assert busy.spent_by("x", tmp_path / "proc", tmp_path / "groups") is None
+
+
 def test_a_closed_port_is_no_token() -> None:
     assert probe_engine.probe(served(port=1), 5).outcome is Outcome.NONE
 
@@ -200,7 +290,7 @@ def test_limits(tmp_path: Path, text: str, said: str | None) -> None:
     path = tmp_path / "watchdog.json"
     path.write_text(text)
     if said is None:
-        assert Limits.read(path) == Limits(15, 30, 4, 120)
+        assert Limits.read(path) == Limits(15, 30, 4, 120, 3600)
     else:
         with pytest.raises(JobError, match=said):
             Limits.read(path)
@@ -215,7 +305,10 @@ def test_the_head_is_pinged_on_the_fabric(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(group, "command", command)
     config = tmp_path / "config"
-    assert watchdog.head_pings(config)  # nothing is known of it
-    config.write_text("# ours\nHost rank-0\n  HostName 192.168.96.10\n  Port 22\nHost *\n  User x\n")
-    assert not watchdog.head_pings(config)
-    assert asked[-1] == "192.168.96.10"
+    assert watchdog.head_pings(group.Peers(config))  # nothing is known of it
+    config.write_text(
+        "# ours\nHost rank-0\n  HostName 192.168.96.10\n  Port 22\n"
+        "Host rank-0-rail-2\n  HostName 192.168.97.10\n  Port 22\nHost *\n  User x\n"
+    )
+    assert not watchdog.head_pings(group.Peers(config))
+    assert [word for word in asked if word[0].isdigit() and "." in word] == ["192.168.96.10", "192.168.97.10"]

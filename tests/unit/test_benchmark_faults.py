@@ -8,11 +8,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import CompletedProcess
+from typing import cast
 
 import pytest
 
 from benchmarks.faults import cases
-from benchmarks.faults.__main__ import markdown, minutes
+from benchmarks.faults.__main__ import good, markdown, minutes
+from benchmarks.faults.cluster import Cluster, Failed
 from benchmarks.faults.load import CUT, ERROR, NOT_ACCEPTED, SILENT, TIMED_OUT, WHOLE, Load, request
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -90,10 +93,70 @@ def test_every_fault_is_listed_for_each_rank() -> None:
     names = [case.name for case in cases.cases(3)]
     assert len(names) == len(set(names))
     for rank in ("head", "rank 1", "rank 2"):
-        for fault in ("SIGKILL of the engine", "reboot", "power cut during a start", "network cut for 10 s"):
+        for fault in (
+            "SIGKILL of the engine",
+            "container killed",
+            "SIGKILL of dockerd",
+            "engine wedged (SIGSTOP)",
+            "reboot",
+            "power cut during a start",
+            "network cut for 10 s",
+        ):
             assert f"{fault}, {rank}" in names
+    for fault in ("engine out of memory", "disk of the journal full", "port taken for 20 s"):
+        assert f"{fault}, head" in names
     assert "network cut for 300 s, rank 1" in names
     assert not any("rank" in case.name for case in cases.cases(1))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ((0, ""), (1, "spark-1: found another run at work (ann); wanted one at a time"), None),
+        ((0, ""), (0, ""), "the second deploy was not refused"),
+        ((0, ""), (1, "Traceback"), "the second deploy was not refused: Traceback"),
+        ((1, "no disk"), (1, "found another run at work (ann)"), "the first deploy failed: no disk"),
+    ],
+)
+def test_the_second_of_two_deploys_is_judged_by_its_refusal(
+    monkeypatch: pytest.MonkeyPatch, first: tuple[int, str], second: tuple[int, str], said: str | None
+) -> None:
+    class Head:
+        def run(self, command: str) -> str:
+            return "ann on desk"
+
+    class Standing:
+        head = Head()
+
+    runs = {"other": first, "--data": second}
+    monkeypatch.setattr(cases, "begin_deploy", lambda *words: runs[words[0]])
+    monkeypatch.setattr(cases, "ended", lambda run: CompletedProcess([], run[0], run[1]))
+    case = cases.two_deploys(lambda: ["other"])
+    if said is None:
+        assert case.do(cast(Cluster, Standing())) is not None
+    else:
+        with pytest.raises(Failed, match=said):
+            case.do(cast(Cluster, Standing()))
+
+
+LINE = {"fault": "a", "recovery_s": 3.0, "outage": True, "said": ""}
+
+
+@pytest.mark.parametrize(
+    ("found", "well"),
+    [
+        ({}, True),
+        ({"lines": [LINE, {**LINE, "recovery_s": None}]}, False),
+        ({"requests": {SILENT: 1}}, False),
+        ({"deploy_under_load": {"ok": True, SILENT: 0}, "second_deploy": {"ok": True, "changed": []}}, True),
+        ({"deploy_under_load": {"ok": True, SILENT: 1}}, False),
+        ({"deploy_under_load": {"ok": False, SILENT: 0}}, False),
+        ({"second_deploy": {"ok": True, "changed": ["spark-1: serve | unit file"]}}, False),
+        ({"second_deploy": {"ok": False, "changed": []}}, False),
+    ],
+)
+def test_what_the_command_ends_with(found: dict[str, object], well: bool) -> None:
+    assert good({"lines": [LINE], **found}) is well
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("90s", 90), ("1.5h", 5400)])
@@ -112,6 +175,8 @@ def test_the_table_says_what_did_not_come_and_what_was_not_checked() -> None:
         {"fault": "b", "recovery_s": None, "outage": True, "said": "no tokens in 300 s"},
     ]
     found = {"kind": "soak", "engine": "light", "hosts": 2, "when": "now", "lines": lines}
-    text = markdown({**found, "requests": {"accepted": 4, "silent": 0}})
+    second = {"ok": True, "changed": []}
+    text = markdown({**found, "requests": {"accepted": 4, "silent": 0}, "second_deploy": second})
+    assert "The deploy after all this changed: nothing." in text
     assert "| a | 3.0 | yes |" in text and "| b | none came: no tokens in 300 s | yes |" in text
     assert "| clock jump | not checked: " in text and "Requests: accepted 4, silent 0." in text

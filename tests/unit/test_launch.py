@@ -179,7 +179,8 @@ def test_docker_for_a_gpu() -> None:
         extra=["--pids-limit", "4096"],
     )  # fmt: skip
     assert shlex.join(words) == (
-        "docker run --rm --pull never --name sparkstack-serve --network host --ipc host --shm-size 2g "
+        "docker run --rm --pull never --name sparkstack-serve --stop-timeout 30 "
+        "--network host --ipc host --shm-size 2g "
         "--mount type=bind,src=/c/1,dst=/model,readonly --env-file /etc/sparkstack/fabric.env "
         "--env-file /etc/sparkstack/current/serve.env --gpus all --device /dev/infiniband --cap-add IPC_LOCK "
         "--ulimit memlock=-1 --entrypoint vllm --pids-limit 4096 img:1 serve /model"
@@ -191,7 +192,8 @@ def test_docker_for_a_cpu() -> None:
         ["vllm", "serve"], image="img", checkpoint_dir="/c", accelerator="cpu", env_files=["/e"]
     )
     assert shlex.join(words) == (
-        "docker run --rm --pull never --name sparkstack-serve --network host --ipc host "
+        "docker run --rm --pull never --name sparkstack-serve --stop-timeout 30 "
+        "--network host --ipc host "
         "--mount type=bind,src=/c,dst=/model,readonly --env-file /e --cap-add SYS_NICE "
         "--entrypoint vllm img serve"
     )

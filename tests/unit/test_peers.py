@@ -33,7 +33,10 @@ def test_a_pair() -> None:
         "ssh-ed25519 K0 sparkstack-rank-0\n"
     )
     text = peers.config(fabric, "spark-2", known(2), "/etc/sparkstack/ssh")
-    assert "Host rank-0\n  HostName 192.168.96.10\n  Port 22\n" in text
+    assert (
+        "Host rank-0\n  HostName 192.168.96.10\n  Port 22\n"
+        "Host rank-0-rail-2\n  HostName 192.168.97.10\n  Port 22\nHost *\n" in text
+    )
     assert "StrictHostKeyChecking yes" in text and "BatchMode yes" in text and "spark-2" not in text
 
 

@@ -19,7 +19,6 @@ from sparkstack.cli import main
 from sparkstack.native import PLUGIN_FEATURES, PLUGIN_KNOBS, Recipe, missing_pins, pins_missing, unsupported
 from sparkstack.recipe import load_recipe
 from sparkstack.recipe_schema import FILES, schema
-from sparkstack.render import STOP_SECONDS
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
@@ -990,9 +989,3 @@ def test_the_page_for_users_names_every_rule_and_transform() -> None:
     forms = json.loads(schema("3"))["$defs"]["Checkpoint"]["properties"]["transforms"]["items"]["anyOf"]
     names = [rule.name for rule in rules.RULES] + [form["required"][0] for form in forms]
     assert [name for name in names if f"`{name}`" not in page] == []
-
-
-def test_render_and_deploy_agree_on_the_unit() -> None:
-    # Read as text: importing the tasks would start pyinfra.
-    site = (ROOT / "tasks" / "site.py").read_text(encoding="utf-8")
-    assert f"\nSTOP_SECONDS = {STOP_SECONDS}\n" in site

@@ -208,7 +208,8 @@ def folders_gone(removal: Removal) -> Commands:
     but = shlex.quote(f"{note}/*")
     notes_gone = f"find {root} -type f ! -path {but} -delete" if note else f"rm -rf {root}"
     yield StringCommand(
-        "rm -rf /run/sparkstack-*; "
+        # The run's own lock stays for its end; a reboot takes that.
+        "rm -rf /run/sparkstack-*; find /run/sparkstack -mindepth 1 ! -name run.lock -delete 2>/dev/null; "
         f"{notes_gone} && "
         f"rmdir --ignore-fail-on-non-empty {own} {parents} 2>/dev/null; true"
     )

@@ -191,9 +191,9 @@ def sparks(state: dict[str, Any]) -> Iterator[list[Spark]]:
         spark.client.close()
 
 
-def complete(endpoint: str, model: str, tokens: int = 4) -> dict[str, Any]:
+def complete(endpoint: str, model: str, tokens: int = 4, prompt: str = "One", **more: Any) -> dict[str, Any]:
     """A real completion, asked for as a user would."""
-    body = json.dumps({"model": model, "prompt": "One", "max_tokens": tokens}).encode()
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": tokens, **more}).encode()
     request = urllib.request.Request(f"{endpoint}/v1/completions", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         found: dict[str, Any] = json.load(answer)

@@ -416,6 +416,25 @@ def test_a_changed_option_changes_only_the_release(sparks: list[Spark], tmp_path
     assert release(sparks[0])["release"] == old["release"]
 
 
+def greedy(spark: Spark) -> list[dict[str, Any]]:
+    """Greedy answers with the logprobs of what came near."""
+    endpoint = f"http://{spark.address}:8000"
+    prompts = ("One", "The answer is", "def f(x):", "Es war einmal")
+    answers = [complete(endpoint, "lab-tiny", 24, one, temperature=0, logprobs=5) for one in prompts]
+    return [answer["choices"][0]["logprobs"] for answer in answers]
+
+
+def differs_by(plain: dict[str, Any], other: dict[str, Any]) -> float | None:
+    """How far apart, by `plain`, the two tokens are where two greedy answers part; None where they do not.
+
+    Infinite where the other's token is none of the five that came nearest.
+    """
+    for one, two, near in zip(plain["tokens"], other["tokens"], plain["top_logprobs"], strict=True):
+        if one != two:
+            return float(near[one] - near.get(two, float("-inf")))
+    return None
+
+
 def test_a_changed_plugin_rebuilds_only_the_image(sparks: list[Spark], tmp_path: Path) -> None:
     copy = tmp_path / "checkout"
     listed = subprocess.run(
@@ -431,7 +450,11 @@ def test_a_changed_plugin_rebuilds_only_the_image(sparks: list[Spark], tmp_path:
     (copy / ".lab").symlink_to(ROOT / ".lab")
     module = copy / "files/patches/sparkstack_vllm/__init__.py"
     module.write_text(module.read_text() + "\n# a changed line\n")
+    recipe = copy / "recipes/lab-tiny.yaml"
+    recipe.write_text(recipe.read_text().replace("image:\n", "image:\n  plugin: {int8_lm_head: true}\n"))
 
+    plain = greedy(sparks[0])
+    assert plain == greedy(sparks[0])
     old, checkpoints = (
         release(sparks[0]),
         [spark.run("ls -i /var/lib/sparkstack/checkpoints") for spark in sparks],
@@ -450,6 +473,15 @@ def test_a_changed_plugin_rebuilds_only_the_image(sparks: list[Spark], tmp_path:
         for operation in [f"{operation['stage']} | {operation['name']}"]
     }
     assert changed == {"image", "serve", "benchmark"}, changed
+    # Both ranks serve with the plugin's head: other logits, and another token only where two came as near as
+    # a weight's rounding to INT8 can turn them round.
+    for spark in sparks:
+        assert re.search(r"sparkstack plugin.*int8_lm_head", spark.run(f"docker logs {UNIT} 2>&1"))
+    quantised = greedy(sparks[0])
+    assert quantised == greedy(sparks[0])
+    assert [one["token_logprobs"] for one in plain] != [one["token_logprobs"] for one in quantised]
+    apart = [differs_by(one, two) for one, two in zip(plain, quantised, strict=True)]
+    assert all(one is None or one < 0.05 for one in apart), apart
 
 
 def test_an_unreachable_host_is_named(state: dict[str, Any], tmp_path: Path) -> None:

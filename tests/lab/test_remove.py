@@ -52,6 +52,7 @@ def as_fresh(sparks: list[Spark]) -> None:
         assert spark.run("docker ps -aq; docker images -q") == ""
         assert "192.168." not in spark.run("ip -4 -o addr show | grep -E 'np0' || true")
         assert spark.run("id -nG nvidia") == "nvidia"
+        assert spark.run("ls /run/sparkstack 2>/dev/null | grep -v '^run.lock$' || true") == ""
 
 
 def test_a_dry_run_says_what_would_go_and_changes_nothing(sparks: list[Spark]) -> None:

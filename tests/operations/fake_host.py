@@ -194,7 +194,10 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "purge": (r"p=\$\(dpkg-query .* dpkg --purge \$p 2>&1; s=\$\?; .*; exit \$s", ""),
     "remove site's folder": (r"d=\S+; while \[ \"\$d\" != \S+ \] && rmdir .*; done; true", ""),
     "remove folder": (r"rm -rf --one-file-system \S+", ""),
-    "remove notes": (r"rm -rf /run/sparkstack-\*; (rm -rf|find) \S+/undo .*&& rmdir .*; true", ""),
+    "remove notes": (
+        r"rm -rf /run/sparkstack-\*; find /run/sparkstack [^;]*; (rm -rf|find) \S+/undo .*&& rmdir .*; true",
+        "",
+    ),
 }
 # More than a wait of ten minutes takes, few enough for a loop without end to end at once.
 MOST_COMMANDS = 2000

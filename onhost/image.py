@@ -145,6 +145,11 @@ CAUSES = (
         "a file is not the one that was pinned: check the mirror, or correct the pin",
     ),
     (
+        # What `git apply` says, and not a compiler ("fatal error:"); with BuildKit a time may stand before it.
+        r"(?<!fatal )\berror: (patch failed: \S+|\S+: (patch does not apply|no such file or directory))",
+        "a change does not fit the sources: take its commit for this version, or a version that has it",
+    ),
+    (
         r"timed? ?out|timeout|connection (reset|refused)|temporary failure in name resolution"
         r"|could not resolve|network is unreachable|no route to host|incompleteread|502 bad gateway",
         "the network failed: check mirrors and proxy and run again; the build goes on from its cache",

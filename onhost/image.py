@@ -145,7 +145,7 @@ CAUSES = (
         "a file is not the one that was pinned: check the mirror, or correct the pin",
     ),
     (
-        # What `git apply` says, and not a compiler ("fatal error:"); with BuildKit a time may stand before it.
+        # What `git apply` says, and not a compiler ("fatal error:"); BuildKit puts a time before it.
         r"(?<!fatal )\berror: (patch failed: \S+|\S+: (patch does not apply|no such file or directory))",
         "a change does not fit the sources: take its commit for this version, or a version that has it",
     ),

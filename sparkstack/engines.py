@@ -13,6 +13,10 @@ from sparkstack.native import Recipe
 MODEL_PATH = "/model"
 """Where the checkpoint is in the container."""
 REPOSITORY = "sparkstack"
+COMPILED_ENV = {"CUDA_CACHE_PATH": f"{launch.CACHE_DIR}/nv", "TRITON_CACHE_DIR": f"{launch.CACHE_DIR}/triton"}
+"""Kernels that are compiled where vLLM runs go where they outlive the container."""
+STOP_SIGNALS = {"atlas": "SIGINT"}
+"""Where an engine hears another signal than Docker's SIGTERM, which older Atlas, as main process, ignores."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ def env(recipe: Recipe, world: int) -> dict[str, str]:
     """The variables of every rank: what its engine needs on so many hosts, and the recipe's, which win."""
     if world > 1 and recipe.serve.engine == "atlas":
         return engine_atlas.SEVERAL_ENV | recipe.serve.env
-    return (engine_ray.ENV if launch.over_ray(recipe, world) else {}) | recipe.serve.env
+    compiled = COMPILED_ENV if recipe.serve.engine == "vllm" else {}
+    return compiled | (engine_ray.ENV if launch.over_ray(recipe, world) else {}) | recipe.serve.env
 
 
 def command_argv(

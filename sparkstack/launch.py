@@ -162,10 +162,15 @@ def _parallel(recipe: Recipe, world: int, problems: list[Problem]) -> dict[str, 
 
 
 def _heads_divide(recipe: Recipe, size: int) -> bool:
-    """Can so many ranks share the model's heads, as far as `metadata` says how many there are? KV heads may
-    also be repeated, each on as many ranks as the others."""
+    """Can so many ranks share the model's heads? Where `metadata` does not say how many there are: the heads
+    of most models divide by 2, 4 and 8, and of few by 3. KV heads may also be repeated, each on as many ranks
+    as the others."""
     heads, kv_heads = (recipe.metadata.get(name) for name in ("num_attention_heads", "num_kv_heads"))
-    if type(heads) is int and heads > 0 and heads % size:
+    if isinstance(heads, int) and not isinstance(heads, bool) and heads > 0:
+        divide = heads % size == 0
+    else:
+        divide = size & (size - 1) == 0
+    if not divide:
         return False
     return not (type(kv_heads) is int and kv_heads > 0 and kv_heads % size and size % kv_heads)
 
@@ -211,6 +216,24 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+CACHE_DIR = "/root/.cache"
+"""Where engines in a container keep what they compile: vLLM and FlashInfer by themselves, Triton and CUDA by
+`engines.COMPILED_ENV`."""
+CACHE_LABEL = "sparkstack.image"
+
+
+def cache_volume(image: str) -> str:
+    """The Docker volume with what an image's engines have compiled: one an image (its tag is its content's
+    hash), so that nothing compiled by one version is ever read by another."""
+    return f"sparkstack-cache-{image.rpartition(':')[2]}"
+
+
+def _has_mount(words: Sequence[str], place: str) -> bool:
+    """Do these `docker run` arguments mount something at `place` themselves?"""
+    found = rf"[:,]((dst|destination|target)=)?{re.escape(place)}([:,]|$)"
+    return any(word == place or re.search(found, word) for word in words)
+
+
 def docker_argv(
     serve: Sequence[str],
     *,
@@ -223,23 +246,31 @@ def docker_argv(
     model_path: str = "/model",
     name: str = CONTAINER,
     entrypoint: bool = True,
+    keeps_cache: bool = False,
+    stop_signal: str | None = None,
 ) -> list[str]:
     """`docker run …` around the command `serve` (its first word becomes the entry point; with `entrypoint`
     false the image keeps its own, and all of `serve` are its arguments).
 
     Of a variable in several `env_files` the last one counts. `extra` are a recipe's own `docker run`
     arguments; they come last so that they win. vLLM is the container's main process, without an init
-    before it: the unit must see it end.
+    before it: the unit must see it end. With `keeps_cache` what it compiles outlives the container: a first
+    start may compile for half an hour, and would do so at each start again.
     """
     # An image that is gone is an error and no download: a start asks nobody outside.
     words = ["docker", "run", "--rm", "--pull", "never", "--name", name]
     # For a Docker that is stopped itself, which gives a container 10 s otherwise.
     words += ["--stop-timeout", str(STOP_SECONDS)]
+    if stop_signal is not None:
+        words += ["--stop-signal", stop_signal]
     words += ["--network", "host", "--ipc", "host"]
     if shm_size is not None:
         words += ["--shm-size", shm_size]
     # Unlike --volume, --mount refuses a folder that is not there instead of creating an empty one.
     words += ["--mount", f"type=bind,src={checkpoint_dir},dst={model_path},readonly"]
+    if keeps_cache and not _has_mount(extra, CACHE_DIR):
+        volume = f"type=volume,src={cache_volume(image)},dst={CACHE_DIR}"
+        words += ["--mount", f"{volume},volume-label={CACHE_LABEL}={image}"]
     for path in env_files:
         words += ["--env-file", path]
     if accelerator == "gpu":

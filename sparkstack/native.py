@@ -124,7 +124,7 @@ class Serve(Strict):
     options: dict[OptionName, Option] = Field(default_factory=dict)
     env: dict[EnvName, PlainText] = Field(default_factory=dict)
     shm_size: DockerSize | None = None
-    ready_timeout_s: int = Field(default=1800, ge=1)
+    ready_timeout_s: int = Field(default=3600, ge=1)
     extra_docker_args: list[Argument] = Field(default_factory=list)
 
 

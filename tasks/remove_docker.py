@@ -27,7 +27,7 @@ DUE = "/run/sparkstack-remove-restart-due"
 
 @operation()
 def images_gone(last: bool) -> Commands:
-    """Remove our containers, our images and those that we pulled.
+    """Remove our containers, what engines compiled, our images and those that we pulled.
 
     No-op when there are none. Declared before and after Docker's settings go back: a data root of ours has
     the images, and a daemon that our settings had stopped answers only afterwards.
@@ -44,11 +44,14 @@ def images_gone(last: bool) -> Commands:
             host.noop("Docker does not answer; it is asked again with its settings of before")
         return
     # What the first pass is going to do is not announced twice.
-    if not (things["containers"] or things["images"]) or (last and not host.state.is_executing):
+    ours = things["containers"] or things["volumes"] or things["images"]
+    if not ours or (last and not host.state.is_executing):
         host.noop("no container and no image of ours is there")
         return
     if things["containers"]:
         yield StringCommand("docker rm -f " + " ".join(map(shlex.quote, things["containers"])))
+    if things["volumes"]:
+        yield StringCommand("docker volume rm -f " + " ".join(map(shlex.quote, things["volumes"])))
     for image in things["images"]:
         yield FunctionCommand(remove_image, (image,), {})
 

@@ -29,12 +29,12 @@ PARTS = {
 
 
 class DockerThings(FactBase[dict[str, Any]]):
-    """Returns `{"docker": "absent" | "silent" | "answers", "containers": [...], "images": [...]}`: ours, and
-    which of the images `pulled` are there."""
+    """Returns `{"docker": "absent" | "silent" | "answers", "containers": [...], "images": [...],
+    "volumes": [...]}`: ours, and which of the images `pulled` are there."""
 
     @staticmethod
     def default() -> dict[str, Any]:
-        return {"docker": "absent", "containers": [], "images": []}
+        return {"docker": "absent", "containers": [], "images": [], "volumes": []}
 
     def command(self, pulled: list[str]) -> str:
         names = " ".join(shlex.quote(name) for name in pulled)
@@ -45,6 +45,7 @@ class DockerThings(FactBase[dict[str, Any]]):
             "sed -n -e 's/^\\(sparkstack-[^ ]*\\) .*/container=\\1/p' "
             "-e 's/^\\([^ ]*\\) sparkstack\\/[a-z]*:.*/container=\\1/p' | sort -u; "
             "docker images --format 'image={{.Repository}}:{{.Tag}}' 'sparkstack/*'; "
+            "docker volume ls --filter label=sparkstack.image --format 'volume={{.Name}}'; "
             f'for i in {names}; do ! docker image inspect "$i" >/dev/null 2>&1 || echo "image=$i"; done'
         )
 

@@ -192,6 +192,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "restart reader": (r"systemctl try-restart (\S+); rm -f \S+/undo/did/restarted/\1", ""),
     "undo deed": (r"\{ .*; \} && rm -f \S+/undo/did/\S+", ""),
     "purge": (r"p=\$\(dpkg-query .* dpkg --purge \$p 2>&1; s=\$\?; .*; exit \$s", ""),
+    "remove volumes": (r"docker volume rm -f sparkstack-cache-\S+", ""),
     "remove site's folder": (r"d=\S+; while \[ \"\$d\" != \S+ \] && rmdir .*; done; true", ""),
     "remove folder": (r"rm -rf --one-file-system \S+", ""),
     "remove notes": (

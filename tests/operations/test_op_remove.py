@@ -39,7 +39,7 @@ def fresh(host: FakeHost) -> None:
         Undo: notes(),
         UnitState: "inactive",
         Jobs: [],
-        DockerThings: {"docker": "answers", "containers": [], "images": []},
+        DockerThings: {"docker": "answers", "containers": [], "images": [], "volumes": []},
         Text: None,
         Addresses: TWINS,
         Leavings: {"entries": [], "data": {}},
@@ -102,14 +102,16 @@ def test_jobs_that_are_under_way_end(host: FakeHost) -> None:
 
 
 def things(**parts: Any) -> dict[str, Any]:
-    return {"docker": "answers", "containers": [], "images": [], **parts}
+    return {"docker": "answers", "containers": [], "images": [], "volumes": [], **parts}
 
 
 def test_containers_go_before_images(host: FakeHost) -> None:
     images = ["sparkstack/vllm:0a", "vllm@sha256:1"]
-    host.facts[DockerThings] = things(containers=["sparkstack-serve"], images=images)
+    volumes = ["sparkstack-cache-0a"]
+    host.facts[DockerThings] = things(containers=["sparkstack-serve"], images=images, volumes=volumes)
     assert follow(commands_of(remove.images_gone, host, False), host)
-    assert host.heard == ["docker rm -f sparkstack-serve", *(f"docker image rm {image}" for image in images)]
+    gone = ["docker rm -f sparkstack-serve", "docker volume rm -f sparkstack-cache-0a"]
+    assert host.heard == [*gone, *(f"docker image rm {image}" for image in images)]
 
 
 def test_which_images_we_pulled_is_noted(host: FakeHost) -> None:

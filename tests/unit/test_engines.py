@@ -227,7 +227,13 @@ def test_tensor_parallel_is_what_the_other_sizes_leave(
         ({"num_kv_heads": 2, "num_attention_heads": 16}, {}, 6, (2, 3)),
         ({"num_kv_heads": 8}, {}, 8, (8, None)),
         ({"num_kv_heads": 8}, {"data_parallel_size": 2}, 6, (1, 3)),
-        ({"num_kv_heads": "8"}, {}, 3, (3, None)),  # not said as a number
+        ({"num_attention_heads": 24}, {}, 3, (3, None)),
+        ({"num_attention_heads": 24}, {}, 6, (6, None)),
+        ({"num_kv_heads": "8"}, {}, 3, (1, 3)),  # not said as a number: heads divide by powers of two
+        ({}, {}, 3, (1, 3)),
+        ({}, {}, 5, (1, 5)),
+        ({}, {}, 6, (2, 3)),
+        ({}, {}, 8, (8, None)),
         ({"num_kv_heads": 2}, {"pipeline_parallel_size": 1}, 3, (3, None)),  # the recipe knows better
     ],
 )
@@ -262,7 +268,8 @@ def test_ray_is_begun_in_the_containers_where_a_recipe_says_so() -> None:
     assert worker[3:] == ["ray-worker", "10.0.0.1", "25123", "10.0.0.2", "--num-gpus=1"]
     assert engines.env(recipe(options=RAY), 2)["RAY_memory_monitor_refresh_ms"] == "0"
     # One host has nobody to meet.
-    assert started(recipe(options=RAY))[0] == "vllm" and engines.env(recipe(options=RAY), 1) == {}
+    assert started(recipe(options=RAY))[0] == "vllm"
+    assert engines.env(recipe(options=RAY), 1) == engines.COMPILED_ENV
 
 
 def test_the_scripts_around_ray_run_what_they_are_told(tmp_path: Path) -> None:

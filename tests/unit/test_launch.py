@@ -187,6 +187,30 @@ def test_docker_for_a_gpu() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("extra", "has"),
+    [
+        ([], True),
+        (["-v", "/root/.cache:/elsewhere"], True),
+        (["-v", "/data/hub:/root/.cache/huggingface"], True),
+        (["-v", "/data/cache:/root/.cache"], False),
+        (["--volume=/data/cache:/root/.cache:rw"], False),
+        (["--mount", "type=bind,src=/data,target=/root/.cache"], False),
+        (["--tmpfs", "/root/.cache"], False),
+    ],
+)
+def test_what_an_engine_compiled_is_kept_in_a_volume_of_its_image(extra: list[str], has: bool) -> None:
+    words = docker_argv(
+        ["vllm"], image="sparkstack/vllm:0a1b", checkpoint_dir="/c", accelerator="gpu", extra=extra,
+        keeps_cache=True,
+    )  # fmt: skip
+    volume = (
+        "type=volume,src=sparkstack-cache-0a1b,dst=/root/.cache,"
+        "volume-label=sparkstack.image=sparkstack/vllm:0a1b"
+    )
+    assert (volume in words) is has
+
+
 def test_docker_for_a_cpu() -> None:
     words = docker_argv(
         ["vllm", "serve"], image="img", checkpoint_dir="/c", accelerator="cpu", env_files=["/e"]

@@ -64,7 +64,7 @@ def test_defaults(tmp_path: Path) -> None:
         8000,
         "vllm",
     )
-    assert recipe.serve.ready_timeout_s == 1800
+    assert recipe.serve.ready_timeout_s == 3600
     profile = {"streams": [1], "max_tokens": 64, "warmup": 1, "repeats": 3}
     assert recipe.benchmark.model_dump(exclude_none=True) == profile
 

@@ -39,8 +39,8 @@ def scrape(endpoint: str, release: str, recipe: str, hosts: list[str], bind: str
     if is_loopback(parts.hostname or ""):
         if is_everywhere(bind or ""):
             lines += [
-                f"# The endpoint listens on all interfaces of {hosts[0]}; the inventory names none that others",
-                f"# reach: set `address` there, or write one in place of {parts.hostname}.",
+                f"# The endpoint listens on all interfaces of {hosts[0]}; the inventory names none that",
+                f"# others reach: set `address` there, or write one in place of {parts.hostname}.",
             ]
         else:
             lines.append(f"# The endpoint listens on {hosts[0]} alone: Prometheus has to run there.")

@@ -380,8 +380,8 @@ def test_monitoring_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 ALONE = "# The endpoint listens on a alone: Prometheus has to run there."
 UNREACHED = [
-    "# The endpoint listens on all interfaces of a; the inventory names none that others",
-    "# reach: set `address` there, or write one in place of {}.",
+    "# The endpoint listens on all interfaces of a; the inventory names none that",
+    "# others reach: set `address` there, or write one in place of {}.",
 ]
 
 

@@ -30,6 +30,9 @@ def _connect_all(state, connect=cli.connect_all):
     try:
         connect(state)
     except PyinfraError as error:
+        if not state.failed_hosts:
+            # No host was tried to the end: a mistake in how they are reached, such as a key that is no file.
+            raise
         from tasks import declaration, doctor, status
 
         if _status:

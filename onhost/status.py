@@ -49,7 +49,7 @@ def release(config: Path) -> dict[str, Any] | None:
         found = json.loads((config / "current" / "release.json").read_text())
     except (OSError, ValueError):
         return None
-    names = ("release", "recipe", "rank", "world", "hosts", "endpoint", "model")
+    names = ("release", "recipe", "rank", "world", "hosts", "endpoint", "bind", "model")
     return {name: found.get(name) for name in names}
 
 

@@ -8,15 +8,17 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from sparkstack.endpoint import is_everywhere, is_loopback
+
 SCRAPE, DASHBOARD = "prometheus.yml", "grafana-dashboard.json"
 INTERVAL_S = 15
 JOB = "sparkstack"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MODEL = f'{{job="{JOB}",model_name=~"$model"}}'
 
 
-def scrape(endpoint: str, release: str, recipe: str, hosts: list[str]) -> str:
-    """A configuration for Prometheus that reads the endpoint (of an engine with vLLM's `/metrics`)."""
+def scrape(endpoint: str, release: str, recipe: str, hosts: list[str], bind: str | None = None) -> str:
+    """A configuration for Prometheus that reads the endpoint (of an engine with vLLM's `/metrics`). `bind` is
+    where it listens; None: where `endpoint` says."""
     parts = urlsplit(endpoint)
     labels = {"recipe": recipe, "hosts": str(len(hosts)), "head": hosts[0]}
     value = {
@@ -34,8 +36,14 @@ def scrape(endpoint: str, release: str, recipe: str, hosts: list[str]) -> str:
         f"# Made by `sparkstack monitoring` for release {release}. Take it as it is, or its job.",
         "# /metrics asks for no API key.",
     ]
-    if parts.hostname in _LOOPBACK:
-        lines.append(f"# The endpoint listens on {hosts[0]} alone: Prometheus has to run there.")
+    if is_loopback(parts.hostname or ""):
+        if is_everywhere(bind or ""):
+            lines += [
+                f"# The endpoint listens on all interfaces of {hosts[0]}; the inventory names none that",
+                f"# others reach: set `address` there, or write one in place of {parts.hostname}.",
+            ]
+        else:
+            lines.append(f"# The endpoint listens on {hosts[0]} alone: Prometheus has to run there.")
     return "\n".join([*lines, yaml.safe_dump(value, sort_keys=False, allow_unicode=True)])
 
 

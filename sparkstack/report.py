@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
+from sparkstack.endpoint import is_loopback
 from sparkstack.errors import Problem, SparkstackError
 
 FORMAT = 2
@@ -174,7 +175,7 @@ def curl(endpoint: str, model: str, head: str | None = None, api_key: bool = Fal
     line = shlex.join(words)
     if api_key:
         line = line.replace(" -d ", ' -H "Authorization: Bearer $KEY" -d ', 1)
-    if head and urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
+    if head and is_loopback(urlsplit(url).hostname or ""):
         return shlex.join(["ssh", head, line])
     return line
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparkstack import metrics
+from sparkstack.endpoint import url_for_others
 from sparkstack.errors import Problem
 from sparkstack.units import seconds_text
 
@@ -23,13 +24,17 @@ STATES = {"active": "serves", "activating": "starts", "deactivating": "stops", "
 
 
 def document(
-    when: str, said: Mapping[str, Mapping[str, Any] | str], other: Mapping[str, Any] | None = None
+    when: str,
+    said: Mapping[str, Mapping[str, Any] | str],
+    other: Mapping[str, Any] | None = None,
+    addresses: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The status as JSON (docs/interfaces.md). `said` holds each host of the inventory, the head first, with
-    what it said, or with why it did not. `other` is an endpoint that was read from here, at its `url`."""
+    what it said, or with why it did not. `other` is an endpoint that was read from here, at its `url`.
+    `addresses`: the hosts' on the management network, by which an endpoint on all interfaces is reached."""
     hosts = [_host(name, found) for name, found in said.items()]
     releases = {host["release"] for host in hosts if host["release"]}
-    head = next((found for found in said.values() if _is_head(found)), None)
+    name, head = next(((name, found) for name, found in said.items() if _is_head(found)), ("", None))
     if len(releases) > 1:
         usual = hosts[0]["release"]
         for host in hosts[1:]:
@@ -38,9 +43,11 @@ def document(
     endpoint = None
     if other is not None:
         about = (head or {}).get("release") or {}  # type: ignore[union-attr]
-        endpoint = _endpoint(str(other["url"]), about.get("model"), other)
+        endpoint = _endpoint(str(other["url"]), None, about.get("model"), other)
     elif isinstance(head, Mapping) and head.get("endpoint"):
-        endpoint = _endpoint(head["release"]["endpoint"], head["release"]["model"], head["endpoint"])
+        own, bind = head["release"]["endpoint"], head["release"].get("bind")
+        url = url_for_others(own, bind, (addresses or {}).get(name))
+        endpoint = _endpoint(url, bind, head["release"]["model"], head["endpoint"])
     problems = [host["problem"] for host in hosts if host["problem"]]
     if endpoint is None:
         if not problems:
@@ -140,7 +147,7 @@ def _gpus(found: Any) -> list[dict[str, float | None]] | None:
     return [{ours: gpu.get(theirs) for theirs, ours in names.items()} for gpu in found]
 
 
-def _endpoint(url: str, model: Any, found: Mapping[str, Any]) -> dict[str, Any]:
+def _endpoint(url: str, bind: Any, model: Any, found: Mapping[str, Any]) -> dict[str, Any]:
     health, readings = found.get("health"), list(found.get("readings") or [])
     problem = None
     if health != 200:
@@ -156,7 +163,8 @@ def _endpoint(url: str, model: Any, found: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         unread, wanted = "/metrics that cannot be read", "Prometheus's text format"
         problem = problem or str(Problem(url, unread, wanted, "check what listens there"))
-    return {"url": url, "model": model, "answers": health == 200, "problem": problem, **asdict(numbers)}
+    about = {"url": url, "bind": bind, "model": model, "answers": health == 200, "problem": problem}
+    return about | asdict(numbers)
 
 
 def reason(text: str) -> str:

@@ -41,7 +41,7 @@ def status(inventory: str, as_json: bool, watch: bool, interval: float, endpoint
     if watch:
         words += ["--data", f"status_interval={interval}"]
     console, ok = Console(), True
-    documents = _documents(hosts.command(inventory, SCRIPT, words))
+    documents = _documents(hosts.command(inventory, SCRIPT, words), endless=watch)
     try:
         if as_json:
             for found in documents:
@@ -76,7 +76,9 @@ def monitoring(inventory: str, out: Path) -> None:
         raise SparkstackError(Problem("monitoring", f"no endpoint ({why})", "one", "run deploy.py first"))
     names = [host["host"] for host in found["hosts"]]
     texts = {
-        rendered.SCRAPE: rendered.scrape(found["endpoint"]["url"], found["release"], found["recipe"], names),
+        rendered.SCRAPE: rendered.scrape(
+            found["endpoint"]["url"], found["release"], found["recipe"], names, found["endpoint"]["bind"]
+        ),
         rendered.DASHBOARD: rendered.dashboard(),
     }
     try:
@@ -90,9 +92,10 @@ def monitoring(inventory: str, out: Path) -> None:
     click.echo("\n".join(str(out / name) for name in texts))
 
 
-def _documents(command: Sequence[str]) -> Generator[dict[str, Any]]:
-    """What the script prints, as it comes. Errors: SparkstackError where it prints nothing."""
-    come = 0
+def _documents(command: Sequence[str], endless: bool = False) -> Generator[dict[str, Any]]:
+    """What the script prints, as it comes. Errors: SparkstackError where it prints nothing, dies (its own
+    results are the statuses 0 and 1), or ends though it should be `endless`."""
+    come, whole = 0, True
     with (
         tempfile.TemporaryFile("w+") as aside,
         subprocess.Popen(command, cwd=hosts.ROOT, stdout=subprocess.PIPE, stderr=aside, text=True) as run,
@@ -100,23 +103,36 @@ def _documents(command: Sequence[str]) -> Generator[dict[str, Any]]:
         try:
             assert run.stdout is not None
             for line in run.stdout:
-                if line.startswith("{"):
+                if line.startswith("{") and (whole := line.endswith("\n")):
+                    try:
+                        found = json.loads(line)
+                    except ValueError:  # somebody else's words
+                        continue
                     come += 1
-                    yield json.loads(line)
-            run.wait()
+                    yield found
+            code = run.wait()
             aside.seek(0)
             told = aside.read().strip()
         finally:
             run.terminate()
     if not come:
         raise SparkstackError(Problem("status", _last(told), "what the hosts say", "check the inventory"))
+    if endless or not whole or code not in (0, 1):
+        ended = f"{SCRIPT} ended by signal {-code}" if code < 0 else f"{SCRIPT} ended with status {code}"
+        why = f" ({mistakes[-1]})" if (mistakes := _mistakes(told)) else ""
+        wanted = "it to go on until Ctrl-C" if endless else "its whole answer"
+        raise SparkstackError(Problem("status", f"that {ended}{why}", wanted, "start it again"))
 
 
 def _last(told: str) -> str:
     """The line of pyinfra's words that says what is wrong: behind it stands where to report a bug."""
     lines = [line.strip() for line in told.splitlines() if line.strip()]
-    mistakes = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
-    return (mistakes or [line for line in lines if not line.startswith("-->")] or ["no word"])[-1]
+    return (_mistakes(told) or [line for line in lines if not line.startswith("-->")] or ["no word"])[-1]
+
+
+def _mistakes(told: str) -> list[str]:
+    lines = [line.strip() for line in told.splitlines()]
+    return [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
 
 
 def _url(text: str) -> str:

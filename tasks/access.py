@@ -19,6 +19,7 @@ from sparkstack.errors import Problem
 from tasks.site import SiteError
 
 VARIABLE = "SPARKSTACK_SUDO_PASSWORD"
+NO_ANSWER = "no answer"
 
 # Marked, for pyinfra asks for a password as soon as it reads the bare words of sudo in any output.
 # In English, for that is how its words are known.
@@ -36,7 +37,7 @@ def problem(host: Any) -> Problem | None:
         return None
     where, want = f"{host.name}: sudo", "root rights"
     if not any(line in SUDO_PASSWORD_REQUIRED_LINES for line in said):
-        found = said[-1] if said else "no answer"
+        found = said[-1] if said else NO_ANSWER
         return Problem(where, found, want, "install sudo, and add the user to sudoers")
     password = _password()
     if password is None:

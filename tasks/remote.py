@@ -38,7 +38,7 @@ def shell(host: Any, command: str, stdin: str | None = None) -> tuple[bool, str]
     try:
         ok, output = host.run_shell_command(StringCommand(command), **arguments)
     except (OSError, EOFError, SSHException) as error:
-        return False, f"no answer ({error or type(error).__name__})"
+        return False, f"no answer ({str(error) or type(error).__name__})"
     return ok, output.stdout if ok else "\n".join([output.stdout, output.stderr]).strip()
 
 

@@ -9,6 +9,7 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
 from sparkstack import gates, knobs, machine, releases
+from sparkstack.endpoint import is_everywhere
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.releases import OnHost
 from tasks import activation, drift, image, report, watchdog
@@ -22,7 +23,6 @@ from tasks.site import UNIT, Site
 
 # A tiny completion takes well under a second; a head that waits for a dead worker answers never.
 COMPLETION_SECONDS = 10
-EVERYWHERE = ("0.0.0.0", "::")
 
 
 def target_of(site: Site) -> Target:
@@ -114,7 +114,7 @@ def api_key_known(site: Site) -> Commands:
 
     No-op when they hold it, or none is declared: what kept releases would start with is left to them.
     """
-    if site.is_head and site.api_key is None and site.bind in EVERYWHERE and not host.state.is_executing:
+    if site.is_head and site.api_key is None and is_everywhere(site.bind) and not host.state.is_executing:
         found = f"the endpoint at {site.bind}, all interfaces, and no API key"
         problem = Problem(host.name, found, "a key, or one address", "set api_key_file, or serve_bind")
         host.log_styled(str(problem), fg="yellow", log_func=logger.warning)

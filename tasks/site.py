@@ -18,6 +18,7 @@ from pyinfra.api.exceptions import PyinfraError
 
 from sparkstack import api_key, engines, image_source, launch, nccl, recipe, release, releases
 from sparkstack.distribution import Distribution
+from sparkstack.endpoint import own_url
 from sparkstack.expectation import profile_of
 from sparkstack.fabric import FabricPlan, Interface
 from tasks import wheels
@@ -237,8 +238,8 @@ class Site:
 
     @property
     def endpoint(self) -> str:
-        host = "127.0.0.1" if self.bind in ("0.0.0.0", "::") else self.bind
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.recipe.serve.port}"
+        """How the head itself asks."""
+        return own_url(self.bind, self.recipe.serve.port)
 
     @property
     def served_model(self) -> str:

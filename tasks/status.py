@@ -19,7 +19,7 @@ from pyinfra import host, inventory
 from sparkstack import serving_status
 from tasks import access
 from tasks.remote import shell
-from tasks.site import UNIT
+from tasks.site import UNIT, management_address
 
 PROBE = Path(__file__).resolve().parent.parent / "onhost" / "status.py"
 SECONDS = 1.0
@@ -31,35 +31,48 @@ _here: set[str] = set()
 
 
 def show() -> None:
-    """Called for each host that is connected; with the last one all are asked, and the run ends.
-
-    Data of the run: `status_interval` (s; asked again and again), `status_endpoint` (a URL, read from here).
-    """
+    """Called for each host that is connected; with the last one all are asked, and the run ends."""
     _here.add(host.name)
     if not _here >= {one.name for one in host.state.activated_hosts}:
         return
-    hosts, refused = list(inventory), {}
-    for one in hosts:
-        if one.connected and (problem := access.problem(one)):
-            refused[one.name] = f"{problem.found} ({problem.where})"
-    interval, url = host.data.get("status_interval"), host.data.get("status_endpoint")
-    while True:
-        began = time.monotonic()
-        found = _document(hosts, refused, None if url is None else str(url))
-        print(json.dumps(found, ensure_ascii=False), flush=True)
-        if interval is None:
-            sys.exit(0 if found["ok"] else 1)
-        for one in hosts:
-            if one.name not in refused:
-                _connect_again(one, found)
-        gevent.sleep(max(float(interval) - (time.monotonic() - began), 0))
+    sys.exit(_look(list(inventory)))
 
 
 def nobody_answers(hosts: Iterable[Any]) -> int:
-    """The result where pyinfra reached no host at all."""
-    found = serving_status.document(_now(), {one.name: NO_CONNECTION for one in hosts})
-    print(json.dumps(found, ensure_ascii=False), flush=True)
-    return 1
+    """The result where pyinfra reached no host at all; it ends the run before it loads status.py."""
+    return _look(list(hosts))
+
+
+def _look(hosts: list[Any]) -> int:
+    """Ask the hosts, and print what they say. Returns the run's status.
+
+    Data of the run: `status_interval` (s; asked again and again), `status_endpoint` (a URL, read from here).
+    """
+    interval, url = (hosts[0].data.get(f"status_{name}") for name in ("interval", "endpoint"))
+    rights: dict[str, str] = {}
+    for one in hosts:
+        _look_at_rights(one, rights)
+    while True:
+        began = time.monotonic()
+        refused = {name: why for name, why in rights.items() if why}
+        found = _document(hosts, refused, None if url is None else str(url))
+        print(json.dumps(found, ensure_ascii=False), flush=True)
+        if interval is None:
+            return 0 if found["ok"] else 1
+        down = {row["host"] for row in found["hosts"] if row["state"] == "down"} - set(refused)
+        gevent.joinall([gevent.spawn(_connect_again, one, rights) for one in hosts if one.name in down])
+        gevent.sleep(max(float(interval) - (time.monotonic() - began), 0))
+
+
+def _look_at_rights(one: Any, rights: dict[str, str]) -> None:
+    """Note why a host that is reached gives no root rights, "" where it does. That is tried once: too many
+    wrong passwords lock a user out."""
+    if not one.connected or one.name in rights:
+        return
+    with contextlib.suppress(Exception):  # it is lost again, and asking it will say so
+        problem = access.problem(one)
+        if problem is None or problem.found != access.NO_ANSWER:
+            rights[one.name] = f"{problem.found} ({problem.where})" if problem else ""
 
 
 def _document(hosts: list[Any], refused: dict[str, str], url: str | None) -> dict[str, Any]:
@@ -80,20 +93,25 @@ def _document(hosts: list[Any], refused: dict[str, str], url: str | None) -> dic
             said[one.name] = f"no answer within {ANSWER_SECONDS:.0f} s"
         else:
             said[one.name] = asked[one.name].get()
-    return serving_status.document(_now(), said, other)
+    return serving_status.document(
+        _now(), said, other, {one.name: management_address(one) for one in hosts}
+    )
 
 
-def _connect_again(one: Any, found: dict[str, Any]) -> None:
+def _connect_again(one: Any, rights: dict[str, str]) -> None:
     """A host that did not answer may have been started anew: its connection is then another one."""
-    if any(row["host"] == one.name and row["state"] == "down" for row in found["hosts"]):
-        with contextlib.suppress(Exception), gevent.Timeout(ANSWER_SECONDS, False):
-            one.disconnect()
-            one.connect(show_errors=False)
+    with contextlib.suppress(Exception), gevent.Timeout(ANSWER_SECONDS, False):
+        one.disconnect()
+        one.connect(show_errors=False)
+        _look_at_rights(one, rights)
 
 
 def _ask(one: Any, source: str) -> dict[str, Any] | str:
     words = ["python3", "-", one.data.config_dir, UNIT, str(SECONDS)]
-    ok, text = shell(one, shlex.join(words), source)
+    try:
+        ok, text = shell(one, shlex.join(words), source)
+    except Exception as error:  # one host's broken connection is not the end of the others' status
+        return f"no answer ({str(error) or type(error).__name__})"
     try:
         found = json.loads(text) if ok else None
     except ValueError:

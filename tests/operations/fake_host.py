@@ -98,6 +98,8 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "run docker": (rf"{DID}( && systemctl (enable|start) --quiet --no-reload docker\.service)+", ""),
     "journal of docker": (r"journalctl -u docker\.service .*; true", ""),
     "take settings back": (r"if test -e \S+; then cp -p .*; systemctl restart docker\.service", ""),
+    # status.py
+    "ask status": (r"python3 - \S+ sparkstack-serve\.service \S+", None),
     # fabric.py
     "keep file": (KEEP, ""),
     "remove file": (r"rm -f /etc/netplan/\S+", ""),

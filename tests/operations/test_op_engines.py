@@ -128,17 +128,18 @@ def test_a_file_with_the_key_for_engines_that_take_one(keyed: list[Site]) -> Non
     assert mount not in keyed[0].argv(0)  # vLLM reads a variable
 
 
-def test_without_a_key_nothing_is_written(sites: Sites) -> None:
+@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "0:0::0"])
+def test_without_a_key_nothing_is_written(sites: Sites, bind: str) -> None:
     (site,) = sites(1)
     site.host.facts = {}
     assert commands_of(serve.api_key_known, site.host, site) == []
     assert site.host.shown == []
-    (site,) = sites(1, serve_bind="0.0.0.0")
+    (site,) = sites(1, serve_bind=bind)
     site.host.facts = {}
     site.host.state.is_executing = False
     assert follow(commands_of(serve.api_key_known, site.host, site), site.host)
     assert site.host.shown == [
-        "spark-1: found the endpoint at 0.0.0.0, all interfaces, and no API key; wanted a key, or one "
+        f"spark-1: found the endpoint at {bind}, all interfaces, and no API key; wanted a key, or one "
         "address; set api_key_file, or serve_bind"
     ]
 

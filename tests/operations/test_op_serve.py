@@ -294,7 +294,8 @@ def test_the_reload_that_waited_comes_after_the_stop(sites: Sites) -> None:
     [
         ("127.0.0.1", "http://127.0.0.1:8000"),
         ("0.0.0.0", "http://127.0.0.1:8000"),
-        ("::", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("0::0", "http://[::1]:8000"),
         ("fd00::7", "http://[fd00::7]:8000"),
         ("management", "http://10.0.0.1:8000"),
     ],

@@ -21,6 +21,7 @@ from onhost import group
 from onhost import status as probe
 from sparkstack import metrics, monitoring, serving_status, status_cli
 from sparkstack.cli import main
+from sparkstack.endpoint import own_url
 from sparkstack.errors import SparkstackError
 from sparkstack.metrics import Figures
 
@@ -210,7 +211,9 @@ def test_the_words_of_a_rank_and_of_an_error(tmp_path: Path, monkeypatch: pytest
 
 def test_an_endpoint_that_is_read_from_here() -> None:
     other = {"url": "http://tunnel:1", "health": 200, "said": "", "readings": []}
-    found = serving_status.document("now", {"a": said()}, other)["endpoint"]
+    about = said()["release"] | {"bind": "0.0.0.0"}
+    found = serving_status.document("now", {"a": said(release=about)}, other, {"a": "192.0.2.1"})["endpoint"]
+    assert found["bind"] is None
     assert (found["url"], found["model"], found["answers"]) == ("http://tunnel:1", "m", True)
     assert found["generated_tok_s"] is None
 
@@ -245,7 +248,7 @@ def test_the_probe_s_words(
     monkeypatch.setattr(probe, "output", lambda *words: said_by.get(words[0]))
     monkeypatch.setattr(probe.shutil, "which", lambda name: name)
     (tmp_path / "current").mkdir()
-    about = {"release": "r", "rank": 0, "endpoint": f"{engine}/", "model": "m", "argv": ["secret"]}
+    about = {"release": "r", "rank": 0, "endpoint": f"{engine}/", "bind": "0.0.0.0", "model": "m", "argv": ["secret"]}
     (tmp_path / "current/release.json").write_text(json.dumps(about))
     probe.main(str(tmp_path), "unit", "0")
     found = json.loads(capsys.readouterr().out)
@@ -255,7 +258,8 @@ def test_the_probe_s_words(
     ]
     assert found["endpoint"]["health"] == 200
     assert [one["text"] for one in found["endpoint"]["readings"]] == ["vllm:a_total 1"] * 2
-    assert "argv" not in found["release"] and found["memory"]["total"] > found["memory"]["available"]
+    assert "argv" not in found["release"] and found["release"]["bind"] == "0.0.0.0"
+    assert found["memory"]["total"] > found["memory"]["available"]
     sick = probe.endpoint(f"{engine}/sick", 0)
     assert (sick["health"], sick["said"]) == (503, "rank 1 is away")
 
@@ -272,7 +276,7 @@ def test_the_probe_on_a_bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def run(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any], *words: str) -> Result:
     asked: list[list[str]] = []
 
-    def told(command: list[str]) -> Iterator[dict[str, Any]]:
+    def told(command: list[str], endless: bool = False) -> Iterator[dict[str, Any]]:
         asked.append(command)
         yield document
 
@@ -301,6 +305,43 @@ def test_what_the_script_prints_is_read_as_it_comes() -> None:
     assert list(documents) == [{"a": 1}, {"a": 2}]
     with pytest.raises(SparkstackError, match="status: found no word; wanted what the hosts say"):
         list(status_cli._documents(["true"]))
+
+
+ENDED = "status: found that status.py ended"
+
+
+@pytest.mark.parametrize(
+    ("script", "endless", "come", "error"),
+    [
+        ("exit 1", False, 1, None),
+        ("exit 0", True, 1, f"{ENDED} with status 0; wanted it to go on until Ctrl-C; start it again"),
+        ("echo 'ValueError: x' >&2; exit 1", True, 1,
+         f"{ENDED} with status 1 (ValueError: x); wanted it to go on until Ctrl-C; start it again"),
+        ("exit 7", False, 1, f"{ENDED} with status 7; wanted its whole answer; start it again"),
+        ("kill -9 $$", True, 1, f"{ENDED} by signal 9; wanted it to go on until Ctrl-C; start it again"),
+        ("kill -9 $$", False, 1, f"{ENDED} by signal 9; wanted its whole answer; start it again"),
+        ("printf '{\"a\": '; exit 1", False, 1, f"{ENDED} with status 1; wanted its whole answer; start it again"),
+        ("printf '{noise\n-->noise'", False, 1, None),
+    ],
+)  # fmt: skip
+def test_a_script_that_dies_in_the_middle(script: str, endless: bool, come: int, error: str | None) -> None:
+    documents = status_cli._documents(["sh", "-c", "echo '{}'; " + script], endless)
+    assert [next(documents) for _ in range(come)] == [{}]
+    if error is None:
+        assert list(documents) == []
+        return
+    with pytest.raises(SparkstackError) as told:
+        next(documents)
+    assert str(told.value) == error
+
+
+def test_who_watches_is_told_of_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = json.dumps(serving_status.document("now", {"a": said()}))
+    monkeypatch.setattr(status_cli.hosts, "command", lambda *words: ["sh", "-c", f"echo '{good}'; kill -9 $$"])
+    shown = CliRunner().invoke(main, ["status", INVENTORY, "--watch", "--json"])
+    assert (shown.exit_code, shown.output.splitlines()) == (
+        1, [good, f"{ENDED} by signal 9; wanted it to go on until Ctrl-C; start it again"]
+    )  # fmt: skip
 
 
 def test_why_the_script_said_nothing() -> None:
@@ -337,9 +378,46 @@ def test_monitoring_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert (told.exit_code, told.output) == (1, f"{file}: found file exists; wanted a folder to write to; name another\n")
 
 
-def test_an_endpoint_on_the_head_alone_is_told() -> None:
-    assert "# The endpoint listens on a alone" in monitoring.scrape("http://127.0.0.1:8000", "r", "x", ["a"])
-    assert "alone" not in monitoring.scrape("http://192.0.2.1:8000", "r", "x", ["a"])
+ALONE = "# The endpoint listens on a alone: Prometheus has to run there."
+UNREACHED = [
+    "# The endpoint listens on all interfaces of a; the inventory names none that",
+    "# others reach: set `address` there, or write one in place of {}.",
+]
+
+
+@pytest.mark.parametrize(
+    ("bind", "address", "target", "remarks"),
+    [
+        ("127.0.0.1", "192.0.2.1", "127.0.0.1:8000", [ALONE]),
+        ("127.0.0.2", "192.0.2.1", "127.0.0.2:8000", [ALONE]),
+        ("::1", "192.0.2.1", "[::1]:8000", [ALONE]),
+        (None, "192.0.2.1", "127.0.0.1:8000", [ALONE]),  # of before it was noted
+        ("192.0.2.7", "192.0.2.1", "192.0.2.7:8000", []),
+        ("fd00::7", "192.0.2.1", "[fd00::7]:8000", []),
+        ("0.0.0.0", "192.0.2.1", "192.0.2.1:8000", []),
+        ("0.0.0.0", "spark-1.example", "spark-1.example:8000", []),
+        ("::", "192.0.2.1", "192.0.2.1:8000", []),
+        ("::", "fd00::1", "[fd00::1]:8000", []),
+        ("0:0::0", "fd00::1", "[fd00::1]:8000", []),
+        # All interfaces, and none that is known: this machine itself, a tunnel, IPv6 where it listens on IPv4.
+        ("0.0.0.0", "127.0.0.1", "127.0.0.1:8000", [UNREACHED[0], UNREACHED[1].format("127.0.0.1")]),
+        ("0.0.0.0", "localhost", "127.0.0.1:8000", [UNREACHED[0], UNREACHED[1].format("127.0.0.1")]),
+        ("0.0.0.0", "fd00::1", "127.0.0.1:8000", [UNREACHED[0], UNREACHED[1].format("127.0.0.1")]),
+        ("::", "::1", "[::1]:8000", [UNREACHED[0], UNREACHED[1].format("::1")]),
+        ("0.0.0.0", None, "127.0.0.1:8000", [UNREACHED[0], UNREACHED[1].format("127.0.0.1")]),
+    ],
+)
+def test_where_prometheus_and_programs_find_the_endpoint(
+    bind: str | None, address: str | None, target: str, remarks: list[str]
+) -> None:
+    own = own_url(bind or "127.0.0.1", 8000)
+    about = said()["release"] | {"endpoint": own, "bind": bind}
+    addresses = {"b": "192.0.2.99"} | ({} if address is None else {"a": address})
+    found = serving_status.document("now", {"b": said(1), "a": said(release=about)}, None, addresses)["endpoint"]
+    assert (found["url"], found["bind"]) == (f"http://{target}", bind)
+    text = monitoring.scrape(found["url"], "r", "x", ["a"], found["bind"])
+    assert [line for line in text.splitlines() if line.startswith("#")][2:] == remarks
+    assert yaml.safe_load(text)["scrape_configs"][0]["static_configs"][0]["targets"] == [target]
 
 
 def test_the_dashboard_asks_for_what_vllm_says() -> None:

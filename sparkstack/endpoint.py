@@ -1,0 +1,45 @@
+"""The addresses of an endpoint: where it listens, how its head asks it, and how others reach it."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+
+def is_everywhere(bind: str) -> bool:
+    """Is it all addresses of a host ("0.0.0.0", "::", however written), and not one of them?"""
+    try:
+        return ip_address(bind).is_unspecified
+    except ValueError:
+        return False
+
+
+def is_loopback(address: str) -> bool:
+    """Does a host reach only itself by it? Other names than "localhost" are not looked up."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def url(address: str, port: int) -> str:
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}"
+
+
+def own_url(bind: str, port: int) -> str:
+    """How the head asks its own endpoint."""
+    if is_everywhere(bind):
+        # Not 127.0.0.1 for all: a server of asyncio at "::" listens on IPv6 alone.
+        return url("::1" if ":" in bind else "127.0.0.1", port)
+    return url(bind, port)
+
+
+def url_for_others(own: str, bind: str | None, address: str | None) -> str:
+    """How others reach the endpoint that the head asks at `own`; `address` is the head's on the management
+    network. `own` itself where it listens on one address, or where `address` is none that it listens on."""
+    port = urlsplit(own).port
+    if bind is None or not is_everywhere(bind) or not address or port is None or is_loopback(address):
+        return own
+    if ":" in address and ":" not in bind:  # 0.0.0.0 is all of IPv4
+        return own
+    return url(address, port)

@@ -21,7 +21,7 @@ from pathlib import Path
 from onhost import group
 from onhost.group import CONTAINER, UNIT, Peers, Served, State
 from onhost.plan import JobError, Plan
-from onhost.probe_engine import Judge, Seen, Verdict, probe
+from onhost.probe_engine import LEAST_MISSES, Judge, Seen, Verdict, probe, replicas_of
 
 MARKER = ".sparkstack-onhost"
 
@@ -55,7 +55,7 @@ class Watch:
     def __init__(
         self,
         *,
-        probe: Callable[[Served, float], Seen],
+        probe: Callable[[Served, float, int | None], Seen],
         begin_anew: Callable[[str], None],
         pings: Callable[[int], bool],
         ways: Callable[[int], Collection[str]],
@@ -65,8 +65,9 @@ class Watch:
         self._probe, self._begin_anew, self._pings, self._ways = probe, begin_anew, pings, ways
         self._say_line, self._clock = say, clock
         self._said = ""
-        self._judge = Judge()
-        self._start = ""  # the start of the engine that the judge has seen
+        self._judges: dict[int, Judge] = {}  # one a replica
+        self._replica = 0  # whose turn it is
+        self._start = ""  # the start of the engine that the judges have seen
         self._places: dict[int, frozenset[str]] = {}  # where each rank was asked at first in this start
         self._gone: dict[int, float] = {}  # since when a rank has been found gone, at each look
 
@@ -86,7 +87,7 @@ class Watch:
 
     def forget(self) -> None:
         """Nothing that was seen before counts: not of another start, nor where a look could not be made."""
-        self._judge.forget()
+        self._judges.clear()
         self._gone.clear()
 
     def _same_host(self, rank: int) -> bool:
@@ -96,9 +97,7 @@ class Watch:
         before = self._places.setdefault(rank, now)
         return now == before or bool(now & before)
 
-    def _look_at_workers(
-        self, served: Served, own: State, others: dict[int, State], limits: Limits
-    ) -> bool:
+    def _look_at_workers(self, served: Served, own: State, others: dict[int, State], limits: Limits) -> bool:
         """Does the head's group begin anew for one of them?"""
         formed = own.members_release == served.release and own.members.get(0) == own.invocation
         for rank, state in others.items():
@@ -114,18 +113,25 @@ class Watch:
         return False
 
     def _look_at_engine(self, served: Served, limits: Limits) -> None:
-        seen = self._probe(served, limits.timeout)
-        verdict = self._judge.see(seen, limits.misses, limits.busy)
+        replicas = replicas_of(served.argv)
+        replica = self._replica % replicas
+        judge = self._judges.setdefault(replica, Judge())
+        seen = self._probe(served, limits.timeout, replica if replicas > 1 else None)
+        verdict = judge.see(seen, limits.misses, limits.busy)
+        # One that missed is asked again first, so that a dead one is found as soon as an engine alone.
+        self._replica = replica if verdict is Verdict.MISSED else replica + 1
+        whose = f" from replica {replica}" if replicas > 1 else ""
         if verdict is Verdict.DEAD:
-            why = f"no token {self._judge.missed} times in a row ({seen.said}), and no counter moved"
-            self._judge.forget()
+            why = f"no token{whose} {judge.missed} times in a row ({seen.said}), and no counter moved"
+            self._judges.clear()
             self._restart(why)
         elif verdict is Verdict.ALIVE:
             self._say("tokens come", quiet=not self._said)
         elif verdict is Verdict.MISSED:
-            self._say(f"missed a token ({self._judge.missed} of {limits.misses}): {seen.said}")
+            misses = max(limits.misses, LEAST_MISSES)
+            self._say(f"missed a token{whose} ({judge.missed} of {misses}): {seen.said}")
         elif verdict is Verdict.SLOW:
-            self._say("the engine is slow: it works, and a token takes longer than the limit")
+            self._say(f"the engine is slow: it works, and a token{whose} takes longer than the limit")
         else:
             self._say(f"not checked: {seen.said}")
 
@@ -136,12 +142,13 @@ class Watch:
         self._for_long(served, 0, why, limits.away)
 
     def _silence(self, rank: int, state: State) -> str | None:
-        """What is said of a rank whose host is away. Its sshd may be gone while it serves: a host that answers
-        a ping is there."""
+        """What is said of a rank whose host is away. Its sshd may be gone while it serves: a host that
+        answers a ping is there."""
         return None if state.answered or self._pings(rank) else f"does not answer ({state.said})"
 
     def _for_long(self, served: Served, rank: int, why: str | None, away: float) -> bool:
-        """Begin anew where a rank has been gone at each look for `away` s; `why` it is now, None: it is not."""
+        """Begin anew where a rank has been gone at each look for `away` s; `why`: what it is now, None where
+        it is not gone."""
         if why is None:
             self._gone.pop(rank, None)
             return False

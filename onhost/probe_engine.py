@@ -32,8 +32,8 @@ PATIENCE = 120.0
 """s that an engine without counters has for a completion, where nothing else tells a slow one from a dead."""
 
 # Each comes from the engine's own scheduler, not from the server in front of it: a dead engine under load has
-# all of them frozen. SGLang and llama.cpp's server show theirs where they were started with it. Of Atlas these
-# are what its sampler and a stream's tokens move; its count of requests is the server's own.
+# all of them frozen. SGLang and llama.cpp's server show theirs where they were started with it. Atlas's are
+# what its sampler and a stream's tokens move; its count of requests is the server's own.
 COUNTERS = (
     "vllm:generation_tokens_total",
     "vllm:prompt_tokens_total",
@@ -176,10 +176,6 @@ def probe(served: Served, timeout: float, replica: int | None = None) -> Seen:
             outcome, said = Outcome.NONE, str(error) or type(error).__name__
         if outcome is Outcome.TOKEN:
             return Seen(outcome, said)
-        if replica is not None and said.startswith("HTTP"):
-            # A replica that is gone does not answer; a server that does may only not take the header.
-            plain = probe(served, timeout)
-            return Seen(Outcome.REFUSED, said) if plain.outcome is Outcome.TOKEN else plain
         page = _metrics(client, url)
         work = work_of(page or "", replica)
         if work is not None or page is None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from onhost import group
 from onhost.group import CONTAINER, UNIT, Peers, Served, State
 from onhost.plan import JobError, Plan
-from onhost.probe_engine import LEAST_MISSES, Judge, Seen, Verdict, probe, replicas_of
+from onhost.probe_engine import LEAST_MISSES, Judge, Outcome, Seen, Verdict, probe, replicas_of
 
 MARKER = ".sparkstack-onhost"
 
@@ -67,6 +67,7 @@ class Watch:
         self._said = ""
         self._judges: dict[int, Judge] = {}  # one a replica
         self._replica = 0  # whose turn it is
+        self._answered: set[int] = set()  # replicas that gave a token when they were asked by number
         self._start = ""  # the start of the engine that the judges have seen
         self._places: dict[int, frozenset[str]] = {}  # where each rank was asked at first in this start
         self._gone: dict[int, float] = {}  # since when a rank has been found gone, at each look
@@ -80,6 +81,7 @@ class Watch:
             self.forget()
             return
         others = {rank: state for rank, state in others.items() if self._same_host(rank)}
+        self._gone = {rank: since for rank, since in self._gone.items() if rank in others}
         if served.rank > 0:
             self._look_at_head(served, own, others.get(0), limits)
         elif not self._look_at_workers(served, own, others, limits) and own.active == "active":
@@ -88,6 +90,7 @@ class Watch:
     def forget(self) -> None:
         """Nothing that was seen before counts: not of another start, nor where a look could not be made."""
         self._judges.clear()
+        self._answered.clear()
         self._gone.clear()
 
     def _same_host(self, rank: int) -> bool:
@@ -100,8 +103,8 @@ class Watch:
     def _look_at_workers(self, served: Served, own: State, others: dict[int, State], limits: Limits) -> bool:
         """Does the head's group begin anew for one of them?"""
         formed = own.members_release == served.release and own.members.get(0) == own.invocation
-        for rank, state in others.items():
-            if not formed or rank not in own.members:
+        for rank, state in others.items() if formed else ():
+            if rank not in own.members:
                 continue
             if why := group.lost(state, own.members[rank]):
                 self._restart(f"{served.name(rank)} {why}")
@@ -116,11 +119,12 @@ class Watch:
         replicas = replicas_of(served.argv)
         replica = self._replica % replicas
         judge = self._judges.setdefault(replica, Judge())
-        seen = self._probe(served, limits.timeout, replica if replicas > 1 else None)
+        several = replicas > 1
+        seen = self._ask(served, limits, replica) if several else self._probe(served, limits.timeout, None)
         verdict = judge.see(seen, limits.misses, limits.busy)
         # One that missed is asked again first, so that a dead one is found as soon as an engine alone.
         self._replica = replica if verdict is Verdict.MISSED else replica + 1
-        whose = f" from replica {replica}" if replicas > 1 else ""
+        whose = f" from replica {replica}" if several else ""
         if verdict is Verdict.DEAD:
             why = f"no token{whose} {judge.missed} times in a row ({seen.said}), and no counter moved"
             self._judges.clear()
@@ -134,6 +138,18 @@ class Watch:
             self._say(f"the engine is slow: it works, and a token{whose} takes longer than the limit")
         else:
             self._say(f"not checked: {seen.said}")
+
+    def _ask(self, served: Served, limits: Limits, replica: int) -> Seen:
+        """A probe of one replica. One that never gave a token by its number, of a server that answers, may be
+        there and the server not know how to reach it so."""
+        seen = self._probe(served, limits.timeout, replica)
+        if seen.outcome is Outcome.TOKEN:
+            self._answered.add(replica)
+        elif replica not in self._answered and seen.said.startswith("HTTP"):
+            plain = self._probe(served, limits.timeout, None)
+            alive = plain.outcome is Outcome.TOKEN
+            return Seen(Outcome.REFUSED, f"replica {replica}: {seen.said}") if alive else plain
+        return seen
 
     def _look_at_head(self, served: Served, own: State, head: State | None, limits: Limits) -> None:
         why = None

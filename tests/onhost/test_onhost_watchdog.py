@@ -397,6 +397,28 @@ def test_each_replica_is_asked_and_judged_by_itself() -> None:
     assert head.said[-1].startswith("starts the group anew: no token from replica 1 3 times in a row (no ")
 
 
+def test_a_server_that_does_not_know_replicas_has_no_dead_ones() -> None:
+    """What it answers to the number says nothing of an engine that gives tokens without it."""
+    head, error = Rank(), Seen(Outcome.NONE, "HTTP 500 (list index out of range)", (5.0,))
+    head.served = served(argv=("serve", "m", "-dp", "2"))
+    for _ in range(9):
+        assert head.look(HEAD, {1: WORKER}, error, TOKEN) == []
+    assert head.asked == [0, None, 1, None, 0, None, *head.asked[6:]]
+    assert head.said[-1] == "not checked: replica 0: HTTP 500 (list index out of range)"
+    # And where nothing gives tokens, the engine is dead.
+    head = Rank()
+    head.served = served(argv=("serve", "m", "-dp", "2"))
+    assert [len(head.look(HEAD, {1: WORKER}, error, error)) for _ in range(3)] == [0, 0, 1]
+
+
+def test_a_replica_that_was_known_and_fails_is_dead() -> None:
+    head, error = Rank(), Seen(Outcome.NONE, "HTTP 500 (gone)", (5.0,))
+    head.served = served(argv=("serve", "m", "-dp", "2"))
+    for seen in (TOKEN, TOKEN, TOKEN, error, error):
+        assert head.look(HEAD, {1: WORKER}, seen) == []
+    assert head.look(HEAD, {1: WORKER}, error) == [True]
+
+
 def test_a_slow_replica_does_not_keep_the_others_from_being_asked() -> None:
     head = Rank()
     head.served = served(argv=("serve", "m", "-dp", "2"))
@@ -418,22 +440,14 @@ def test_the_counters_of_one_replica() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "faults", "outcome", "asked", "work"),
-    [
-        ("", None, Outcome.TOKEN, ["1"], None),
-        ("hangs", None, Outcome.NONE, ["1"], 2),
-        # A server that answers may have trouble with the header alone: that is no dead engine.
-        ("error 500", 1, Outcome.REFUSED, ["1", None], None),
-        ("error 500", None, Outcome.NONE, ["1", None], 16),
-    ],
+    ("fault", "outcome", "work"),
+    [("", Outcome.TOKEN, None), ("hangs", Outcome.NONE, 2), ("error 500", Outcome.NONE, 2)],
 )
-def test_a_probe_of_one_replica(
-    server: Server, fault: str, faults: int | None, outcome: Outcome, asked: list[Any], work: float | None
-) -> None:
-    server.fault, server.faults, server.metrics = fault, faults, [PAGE]
+def test_a_probe_of_one_replica(server: Server, fault: str, outcome: Outcome, work: float | None) -> None:
+    server.fault, server.metrics = fault, [PAGE]
     about = {**vars(served()), "model": "tiny", "endpoint": server.url}
     seen = probe_engine.probe(group.Served(**about), 0.2, 1)
-    assert (seen.outcome, server.replicas) == (outcome, asked)
+    assert (seen.outcome, server.replicas) == (outcome, ["1"])
     assert (seen.work and seen.work[0]) == work
 
 
@@ -585,7 +599,7 @@ def test_a_rank_is_pinged_on_the_fabric(tmp_path: Path, monkeypatch: pytest.Monk
         return False, ""
 
     monkeypatch.setattr(group, "command", command)
-    monkeypatch.setattr(watchdog.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     config = tmp_path / "config"
     assert watchdog.pings(group.Peers(config), 0)  # nothing is known of it
     config.write_text(
@@ -596,5 +610,5 @@ def test_a_rank_is_pinged_on_the_fabric(tmp_path: Path, monkeypatch: pytest.Monk
     assert watchdog.pings(group.Peers(config), 1)
     assert [word for word in asked if word[0].isdigit() and "." in word] == ["192.168.96.10", "192.168.97.10"]
     # Without a ping to send, silence is no sign.
-    monkeypatch.setattr(watchdog.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     assert watchdog.pings(group.Peers(config), 0)

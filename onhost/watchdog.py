@@ -24,6 +24,8 @@ from onhost.plan import JobError, Plan
 from onhost.probe_engine import LEAST_MISSES, Judge, Outcome, Seen, Verdict, probe, replicas_of
 
 MARKER = ".sparkstack-onhost"
+STOP_SECONDS = 60.0
+"""How long a worker stays with a head that stops, at least: until then open requests may end there."""
 
 
 @dataclass(frozen=True)
@@ -152,10 +154,12 @@ class Watch:
         return seen
 
     def _look_at_head(self, served: Served, own: State, head: State | None, limits: Limits) -> None:
-        why = None
-        if head is not None:
-            why = group.apart(head, own.invocation) if head.answered else self._silence(0, head)
-        self._for_long(served, 0, why, limits.away)
+        if head is None:
+            return
+        if head.answered:
+            self._for_long(served, 0, group.apart(head, own.invocation), max(limits.away, STOP_SECONDS))
+        else:
+            self._for_long(served, 0, self._silence(0, head), limits.away)
 
     def _silence(self, rank: int, state: State) -> str | None:
         """What is said of a rank whose host is away. Its sshd may be gone while it serves: a host that

@@ -36,7 +36,7 @@ class Rank:
         self.asked: list[int | None] = []  # the replicas
         self.pings = False
         self.ways = {0: {"10.0.0.1", "10.0.1.1"}, 1: {"10.0.0.2", "10.0.1.2"}}
-        self.now = 0.0
+        self.now, self.limits = 0.0, LIMITS
         self.watch = Watch(
             probe=self.probe,
             begin_anew=lambda invocation: self.done.append(True),
@@ -52,7 +52,7 @@ class Rank:
 
     def look(self, own: State, others: dict[int, State] | None = None, *seen: Seen) -> list[bool]:
         self.seen = list(seen)
-        self.watch.look(self.served, own, {} if others is None else others, LIMITS)
+        self.watch.look(self.served, own, {} if others is None else others, self.limits)
         assert self.seen == [], "a probe that should have been made"
         return self.done
 
@@ -319,6 +319,13 @@ def test_a_deploy_stops_and_starts_a_group_without_the_watchdogs() -> None:
     assert head.looks(600, forming, waiting) == [] == head.looks(600, forming, AWAY)
 
 
+def test_open_requests_may_end_however_short_the_limit() -> None:
+    worker = Rank(1)
+    worker.limits = Limits(interval=1, timeout=1, misses=3, away=1)
+    stopping = state(active="deactivating", sub="stop", invocation="hh", **GROUP)
+    assert worker.looks(59, WORKER, stopping) == []
+
+
 def test_other_hosts_that_answer_for_a_rank_say_nothing_of_this_group() -> None:
     """A deploy makes known which host is which rank long before it stops what serves."""
     fresh = state(active="inactive", sub="dead", invocation="")
@@ -335,6 +342,19 @@ def test_other_hosts_that_answer_for_a_rank_say_nothing_of_this_group() -> None:
         # One address that is the same is the same host, and a new start asks anew.
         one.ways = {0: {"10.0.0.1", "10.0.0.7"}, 1: {"10.0.0.8", "10.0.1.2"}}
         assert one.looks(3000, own, fresh) != []
+
+
+def test_an_absence_does_not_outlast_a_time_in_which_nobody_could_be_asked() -> None:
+    for rank, own in ((0, LOADS), (1, WORKER)):
+        one = Rank(rank)
+        assert one.looks(45, own, AWAY) == []
+        before, one.ways = one.ways, {0: {"10.0.0.7"}, 1: {"10.0.0.8"}}
+        assert one.looks(300, own, AWAY) == []
+        one.ways = before
+        assert one.looks(45, own, AWAY) == []
+        for _ in range(20):
+            one.look(own, {})  # no way to ask is known at all
+            assert one.done == []
 
 
 def test_only_the_start_that_was_looked_at_is_begun_anew(
@@ -417,6 +437,10 @@ def test_a_replica_that_was_known_and_fails_is_dead() -> None:
     for seen in (TOKEN, TOKEN, TOKEN, error, error):
         assert head.look(HEAD, {1: WORKER}, seen) == []
     assert head.look(HEAD, {1: WORKER}, error) == [True]
+    # Of another start, perhaps of another image, it is not known yet.
+    again = state(active="active", invocation="h2", members={0: "h2", 1: "aa"}, members_release=RELEASE)
+    head.look(again, {1: WORKER}, error, TOKEN)
+    assert head.said[-1] == "not checked: replica 0: HTTP 500 (gone)"
 
 
 def test_a_slow_replica_does_not_keep_the_others_from_being_asked() -> None:

@@ -219,9 +219,10 @@ serve_bind = "127.0.0.1"
 
 # What watches that tokens come, on every host; docs/serving.md. enabled: False takes it away. interval_s:
 # between two looks. timeout_s: for one token. misses: so many without a token, while the engine's counters
-# stand still, and the group is started again. away_s: so long may a worker's head be gone before the worker
-# ends its engine and waits for a new group. busy_s: so long may an engine without counters, on one host, give
-# no token while its container has processor time.
+# stand still, and the group is started again (two looks at least). away_s: so long may a worker's head be
+# gone, or run no group with it, before the worker ends its engine and waits for a new group; and so long may
+# a worker's host be away while the engine loads. busy_s: so long may an engine without counters, on one host,
+# give no token while its container has processor time.
 watchdog: dict[str, object] = {
     "enabled": True,
     "interval_s": 15,

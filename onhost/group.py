@@ -323,3 +323,18 @@ def lost(state: State, member: str) -> str | None:
     if state.active in ("inactive", "failed", "deactivating") or state.between:
         return f"is {state.active}" if not state.between else "has ended"
     return None if state.invocation == member else "started anew"
+
+
+def apart(head: State, member: str) -> str | None:
+    """Why a worker's start is no part of a group of the head's that runs; None where it is, or where the head
+    does not say. One look proves little: a head that begins anew passes all of these."""
+    if not head.answered:
+        return None
+    if head.active in ("inactive", "failed", "deactivating"):
+        return f"is {head.active}"
+    if head.between:
+        return "has ended"
+    # A line of an older start says nothing of this one.
+    if head.invocation and head.members.get(0) == head.invocation:
+        return None if member in head.members.values() else "runs a group without this rank"
+    return f"waits ({head.note or 'it begins'})" if head.sub == "start-pre" else None

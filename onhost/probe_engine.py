@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -20,12 +21,19 @@ from onhost.ready import NotInTime, message_of, wait
 
 LEAST_PRIORITY = 1_000_000
 """vLLM serves small numbers first."""
+REPLICA_HEADER = "X-data-parallel-rank"
+"""By which vLLM's balancer is told the replica; without it an idle one goes to the first."""
+_OWN_ENDPOINTS = {
+    *("--data-parallel-rank", "-dpr", "--data-parallel-start-rank", "-dpn"),
+    *("--data-parallel-external-lb", "-dpe", "--data-parallel-hybrid-lb", "-dph"),
+}
 METRICS_SECONDS = 5.0
 PATIENCE = 120.0
 """s that an engine without counters has for a completion, where nothing else tells a slow one from a dead."""
 
 # Each comes from the engine's own scheduler, not from the server in front of it: a dead engine under load has
-# all of them frozen. SGLang and llama.cpp's server show theirs where they were started with it.
+# all of them frozen. SGLang and llama.cpp's server show theirs where they were started with it. Atlas's are
+# what its sampler and a stream's tokens move; its count of requests is the server's own.
 COUNTERS = (
     "vllm:generation_tokens_total",
     "vllm:prompt_tokens_total",
@@ -37,9 +45,16 @@ COUNTERS = (
     "llamacpp:n_decode_total",
     "llamacpp:prompt_tokens_total",
     "llamacpp:tokens_predicted_total",
+    "atlas_decoded_tokens_total",
+    "atlas_low_entropy_tokens_total",
+    "atlas_token_entropy_last",
+    "atlas_prompt_tokens_total",
 )
 # A label's value, such as a model's name, may hold any sign.
-_LINE = re.compile(r'^([^\s{]+)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)')
+_LINE = re.compile(r'^([^\s{]+)(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)')
+
+LEAST_MISSES = 2
+"""Looks at which an engine is found dead, at least: counters tell nothing before they were read twice."""
 
 
 class Outcome(Enum):
@@ -68,8 +83,9 @@ class Verdict(Enum):
 
 
 class Judge:
-    """Tells a slow engine from a dead one: dead is who gives no token `misses` times in a row while no
-    counter moves. Processor time says "slow" for `busy` s and no longer: a hung engine may spin."""
+    """Tells a slow engine from a dead one: dead is who gives no token `misses` times in a row (at least
+    LEAST_MISSES) while no counter moves, which a first reading does not tell. Processor time says "slow" for
+    `busy` s and no longer: a hung engine may spin."""
 
     def __init__(self) -> None:
         self.forget()
@@ -84,7 +100,12 @@ class Judge:
     def see(self, seen: Seen, misses: int, busy: float) -> Verdict:
         moved = seen.work is not None and self._work is not None and seen.work != self._work
         works = seen.spent is not None and seen.spent.works_since(self._spent)
-        self._work = seen.work if seen.work is not None else self._work
+        first = (seen.work is not None and self._work is None) or (
+            seen.spent is not None and self._since is None
+        )
+        # What was read before a token is of another time: no counters are read with one.
+        kept = None if seen.outcome is Outcome.TOKEN else self._work
+        self._work = seen.work if seen.work is not None else kept
         self._spent = seen.spent
         if seen.outcome is not Outcome.NONE or moved:
             self.missed, self._since = 0, None
@@ -97,30 +118,48 @@ class Judge:
                 self.missed = 0
                 return Verdict.SLOW
         self.missed += 1
-        return Verdict.DEAD if self.missed >= misses else Verdict.MISSED
+        enough = self.missed >= max(misses, LEAST_MISSES) and not first
+        return Verdict.DEAD if enough else Verdict.MISSED
 
 
-def work_of(metrics: str) -> tuple[float, ...] | None:
-    """The counters in a /metrics page, summed over their labels; None where it has none of them."""
+def work_of(metrics: str, replica: int | None = None) -> tuple[float, ...] | None:
+    """The counters in a /metrics page, summed over their labels; None where it has none of them. Of one
+    replica alone where the page tells them apart."""
     sums: dict[str, float] = {}
     for line in metrics.splitlines():
         match = _LINE.match(line)
         if match and match[1] in COUNTERS:
+            if replica is not None and not re.search(rf'[{{,]engine="{replica}"[,}}]', match[2] or ""):
+                continue
             try:
-                sums[match[1]] = sums.get(match[1], 0.0) + float(match[2])
+                sums[match[1]] = sums.get(match[1], 0.0) + float(match[3])
             except ValueError:
                 continue
+    if not sums and replica is not None:
+        return work_of(metrics)
     return tuple(sums.get(name, 0.0) for name in COUNTERS) if sums else None
 
 
-def probe(served: Served, timeout: float) -> Seen:
+def replicas_of(argv: Sequence[str]) -> int:
+    """How many data parallel replicas vLLM's own balancer has behind the endpoint; 1 where it is not said, or
+    where each replica has an endpoint of its own."""
+    words = [word for one in argv for word in one.split("=", 1)]
+    if any(word in _OWN_ENDPOINTS for word in words):
+        return 1
+    sizes = [after for name, after in itertools.pairwise(words) if name in ("--data-parallel-size", "-dp")]
+    return int(sizes[-1]) if sizes and sizes[-1].isdigit() and int(sizes[-1]) > 1 else 1
+
+
+def probe(served: Served, timeout: float, replica: int | None = None) -> Seen:
     """Ask for one token, within `timeout` s, behind every request of a user where the engine knows ranks of
-    requests; the counters are read afterwards."""
+    requests; the counters are read afterwards. `replica`: of this one alone."""
     try:
         key = None if served.api_key_file is None else read_secret(served.api_key_file)
     except JobError as error:
         return Seen(Outcome.REFUSED, str(error))
     headers = {"Authorization": f"Bearer {key}"} if key else {}
+    if replica is not None:
+        headers[REPLICA_HEADER] = str(replica)
     url = served.endpoint.rstrip("/")
     body = {"model": served.model, "prompt": "1", "max_tokens": 1, "temperature": 0}
     if served.priority:
@@ -138,7 +177,7 @@ def probe(served: Served, timeout: float) -> Seen:
         if outcome is Outcome.TOKEN:
             return Seen(outcome, said)
         page = _metrics(client, url)
-        work = work_of(page or "")
+        work = work_of(page or "", replica)
         if work is not None or page is None:
             return Seen(outcome, said, work)
         # Ranks on several hosts spin while they wait for one another, so that their time says nothing.

@@ -1,33 +1,37 @@
 """The watchdog of a rank: what serves is watched by tokens, and a broken group begins anew.
 
 Restarting the head's unit is the only way in which a group is restarted: its pre-start brings the other ranks
-along (onhost/prestart.py). The head's watchdog does that when a rank has left the group, or when the engine
-gives no token and does nothing else either. A worker's watchdog ends an engine whose head is gone, so that
-it waits for the next group instead of holding memory in a dead one. A unit that somebody stopped, or that a
-deploy has stopped, is never started from here.
+along (onhost/prestart.py). The head's watchdog does that when a rank has left the group, when the host of one
+is away while the engine loads, or when the engine gives no token and does nothing else either. A worker's
+watchdog ends an engine whose head is gone, or runs no group with it, so that it waits for the next group
+instead of holding memory in a dead one. A unit that somebody stopped, or that a deploy has stopped, is never
+started from here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from onhost import group
 from onhost.group import CONTAINER, UNIT, Peers, Served, State
 from onhost.plan import JobError, Plan
-from onhost.probe_engine import Judge, Seen, Verdict, probe
+from onhost.probe_engine import LEAST_MISSES, Judge, Outcome, Seen, Verdict, probe, replicas_of
 
 MARKER = ".sparkstack-onhost"
+STOP_SECONDS = 60.0
+"""How long a worker stays with a head that stops, at least: until then open requests may end there."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """The knobs: s between two looks; s for one token; how many are missed before an engine is dead; for how
-    many s a worker's head may be away; for how many s an engine without counters may be busy."""
+    many s a rank may be gone; for how many s an engine without counters may be busy."""
 
     interval: float
     timeout: float
@@ -53,72 +57,135 @@ class Watch:
     def __init__(
         self,
         *,
-        probe: Callable[[Served, float], Seen],
-        begin_anew: Callable[[], None],
-        pings: Callable[[], bool],
+        probe: Callable[[Served, float, int | None], Seen],
+        begin_anew: Callable[[str], None],
+        pings: Callable[[int], bool],
+        ways: Callable[[int], Collection[str]],
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._probe, self._begin_anew, self._pings = probe, begin_anew, pings
+        self._probe, self._begin_anew, self._pings, self._ways = probe, begin_anew, pings, ways
         self._say_line, self._clock = say, clock
         self._said = ""
-        self._judge = Judge()
-        self._start = ""  # the start of the engine that the judge has seen
-        self._head_seen: float | None = None
+        self._judges: dict[int, Judge] = {}  # one a replica
+        self._replica = 0  # whose turn it is
+        self._answered: set[int] = set()  # replicas that gave a token when they were asked by number
+        self._start = ""  # the start of the engine that the judges have seen
+        self._places: dict[int, frozenset[str]] = {}  # where each rank was asked at first in this start
+        self._gone: dict[int, float] = {}  # since when a rank has been found gone, at each look
 
     def look(self, served: Served, own: State, others: dict[int, State], limits: Limits) -> None:
         """One look at a rank's own state and what the others said."""
         if own.invocation != self._start:
-            self._judge.forget()
-            self._start, self._head_seen = own.invocation, None
+            self.forget()
+            self._start, self._places = own.invocation, {}
         if not _computes(own):
-            self._judge.forget()
-            self._head_seen = None
+            self.forget()
             return
+        others = {rank: state for rank, state in others.items() if self._same_host(rank)}
+        self._gone = {rank: since for rank, since in self._gone.items() if rank in others}
         if served.rank > 0:
-            self._look_at_head(served, others.get(0, State()), limits)
-            return
-        formed = own.members_release == served.release and own.members.get(0) == own.invocation
-        for rank, state in others.items():
-            if formed and rank in own.members and (why := group.lost(state, own.members[rank])):
-                self._restart(f"{served.name(rank)} {why}")
-                return
-        if own.active == "active":
+            self._look_at_head(served, own, others.get(0), limits)
+        elif not self._look_at_workers(served, own, others, limits) and own.active == "active":
             self._look_at_engine(served, limits)
 
+    def forget(self) -> None:
+        """Nothing that was seen before counts: not of another start, nor where a look could not be made."""
+        self._judges.clear()
+        self._answered.clear()
+        self._gone.clear()
+
+    def _same_host(self, rank: int) -> bool:
+        """Is a rank asked where it was at the first look at this start? A deploy that changes which host is
+        which rank changes the addresses long before it stops what serves: others would answer."""
+        now = frozenset(self._ways(rank))
+        before = self._places.setdefault(rank, now)
+        return now == before or bool(now & before)
+
+    def _look_at_workers(self, served: Served, own: State, others: dict[int, State], limits: Limits) -> bool:
+        """Does the head's group begin anew for one of them?"""
+        formed = own.members_release == served.release and own.members.get(0) == own.invocation
+        for rank, state in others.items() if formed else ():
+            if rank not in own.members:
+                continue
+            if why := group.lost(state, own.members[rank]):
+                self._restart(f"{served.name(rank)} {why}")
+                return True
+            # Of an engine that has served, tokens tell whether all of its ranks are there.
+            loads = own.active != "active"
+            if loads and self._for_long(served, rank, self._silence(rank, state), limits.away):
+                return True
+        return False
+
     def _look_at_engine(self, served: Served, limits: Limits) -> None:
-        seen = self._probe(served, limits.timeout)
-        verdict = self._judge.see(seen, limits.misses, limits.busy)
+        replicas = replicas_of(served.argv)
+        replica = self._replica % replicas
+        judge = self._judges.setdefault(replica, Judge())
+        several = replicas > 1
+        seen = self._ask(served, limits, replica) if several else self._probe(served, limits.timeout, None)
+        verdict = judge.see(seen, limits.misses, limits.busy)
+        # One that missed is asked again first, so that a dead one is found as soon as an engine alone.
+        self._replica = replica if verdict is Verdict.MISSED else replica + 1
+        whose = f" from replica {replica}" if several else ""
         if verdict is Verdict.DEAD:
-            why = f"no token {self._judge.missed} times in a row ({seen.said}), and no counter moved"
-            self._judge.forget()
+            why = f"no token{whose} {judge.missed} times in a row ({seen.said}), and no counter moved"
+            self._judges.clear()
             self._restart(why)
         elif verdict is Verdict.ALIVE:
             self._say("tokens come", quiet=not self._said)
         elif verdict is Verdict.MISSED:
-            self._say(f"missed a token ({self._judge.missed} of {limits.misses}): {seen.said}")
+            misses = max(limits.misses, LEAST_MISSES)
+            self._say(f"missed a token{whose} ({judge.missed} of {misses}): {seen.said}")
         elif verdict is Verdict.SLOW:
-            self._say("the engine is slow: it works, and a token takes longer than the limit")
+            self._say(f"the engine is slow: it works, and a token{whose} takes longer than the limit")
         else:
             self._say(f"not checked: {seen.said}")
 
-    def _look_at_head(self, served: Served, head: State, limits: Limits) -> None:
-        now = self._clock()
-        # Its sshd may be gone while it serves: a host that answers a ping is there.
-        if head.answered or self._head_seen is None or self._pings():
-            self._head_seen = now
+    def _ask(self, served: Served, limits: Limits, replica: int) -> Seen:
+        """A probe of one replica. One that never gave a token by its number, of a server that answers, may be
+        there and the server not know how to reach it so."""
+        seen = self._probe(served, limits.timeout, replica)
+        if seen.outcome is Outcome.TOKEN:
+            self._answered.add(replica)
+        elif replica not in self._answered and seen.said.startswith("HTTP"):
+            plain = self._probe(served, limits.timeout, None)
+            alive = plain.outcome is Outcome.TOKEN
+            return Seen(Outcome.REFUSED, f"replica {replica}: {seen.said}") if alive else plain
+        return seen
+
+    def _look_at_head(self, served: Served, own: State, head: State | None, limits: Limits) -> None:
+        if head is None:
             return
-        away = now - self._head_seen
-        if away >= limits.away:
-            self._head_seen = None
-            self._restart(f"{served.name(0)} is away for {away:.0f} s ({head.said})")
+        if head.answered:
+            self._for_long(served, 0, group.apart(head, own.invocation), max(limits.away, STOP_SECONDS))
         else:
-            self._say(f"{served.name(0)} does not answer ({head.said})")
+            self._for_long(served, 0, self._silence(0, head), limits.away)
+
+    def _silence(self, rank: int, state: State) -> str | None:
+        """What is said of a rank whose host is away. Its sshd may be gone while it serves: a host that
+        answers a ping is there."""
+        return None if state.answered or self._pings(rank) else f"does not answer ({state.said})"
+
+    def _for_long(self, served: Served, rank: int, why: str | None, away: float) -> bool:
+        """Begin anew where a rank has been gone at each look for `away` s; `why`: what it is now, None where
+        it is not gone."""
+        if why is None:
+            self._gone.pop(rank, None)
+            return False
+        now = self._clock()
+        if rank not in self._gone:
+            self._gone[rank] = now
+            self._say(f"{served.name(rank)} {why}")
+        if (seconds := now - self._gone[rank]) < away:
+            return False
+        self._gone.clear()
+        self._restart(f"{served.name(rank)} is gone for {seconds:.0f} s: it {why}")
+        return True
 
     def _restart(self, why: str) -> None:
         self._say(f"starts the group anew: {why}")
         self._said = "started anew"  # so that the next token is told, and the same reason once more
-        self._begin_anew()
+        self._begin_anew(self._start)
 
     def _say(self, line: str, quiet: bool = False) -> None:
         if line != self._said and not quiet:
@@ -131,22 +198,28 @@ def _computes(own: State) -> bool:
     return own.active == "active" or (own.active == "activating" and own.sub in ("start", "start-post"))
 
 
-def begin_anew() -> None:
-    """Start this host's unit anew where it runs. The engine is killed: in a broken group no request can end,
-    and one that hangs would not stop by asking.
+def begin_anew(invocation: str) -> None:
+    """Start this host's unit anew where it still runs that start. The engine is killed: in a broken group no
+    request can end, and one that hangs would not stop by asking.
 
-    Nothing happens where the unit stops at this moment: somebody else is at work.
+    Nothing happens where the unit stops at this moment, or began anew since it was looked at: somebody else
+    is at work.
     """
+    now = group.read_state(group.command("systemctl", "show", "-p", group.PROPERTIES, UNIT)[1])
+    if now.invocation != invocation or not _computes(now):
+        return
     group.command("docker", "kill", CONTAINER)
     with contextlib.suppress(OSError):
         group.write_line("anew", "by the watchdog")
     group.command("systemctl", "try-restart", "--no-block", UNIT)
 
 
-def head_pings(peers: Peers) -> bool:
-    """Does the head's host answer on the fabric, at any of its addresses?"""
-    ways = peers.ways(0)
-    return not ways or any(group.command("ping", "-c", "1", "-W", "2", way, seconds=5)[0] for way in ways)
+def pings(peers: Peers, rank: int) -> bool:
+    """Does a rank's host answer on the fabric, at any of its addresses? True where that cannot be asked."""
+    ways = peers.ways(rank)
+    if not ways or shutil.which("ping") is None:
+        return True
+    return any(group.command("ping", "-c", "1", "-W", "2", way, seconds=5)[0] for way in ways)
 
 
 def main(config_dir: Path) -> int:
@@ -159,7 +232,13 @@ def main(config_dir: Path) -> int:
         print(line, file=sys.stderr, flush=True)
 
     peers = Peers(config_dir / "ssh" / "config", tell=lambda rank, words: say(f"rank {rank}: {words}"))
-    watch = Watch(probe=probe, begin_anew=begin_anew, pings=lambda: head_pings(peers), say=say)
+    watch = Watch(
+        probe=probe,
+        begin_anew=begin_anew,
+        pings=lambda rank: pings(peers, rank),
+        ways=peers.ways,
+        say=say,
+    )
     while _text(marker) == code:
         interval = 15.0
         try:
@@ -172,6 +251,7 @@ def main(config_dir: Path) -> int:
             watch.look(served, own, others, limits)
             broken = ""
         except JobError as error:
+            watch.forget()
             if str(error) != broken:
                 broken = str(error)
                 say(f"not checked: {broken}")

@@ -30,6 +30,7 @@ class Server(ThreadingHTTPServer):
         self.faults: int | None = None
         self.fault_from: int | None = None  # number of the request from which on the fault is there
         self.requests: list[dict[str, Any]] = []
+        self.replicas: list[str | None] = []  # the data parallel replica that each request asked for
 
     @property
     def url(self) -> str:
@@ -58,6 +59,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(body)
+        self.server.replicas.append(self.headers.get("X-data-parallel-rank"))
         if self.refused():
             return
         if body["model"] != self.server.model:

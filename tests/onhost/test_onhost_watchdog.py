@@ -15,7 +15,7 @@ from onhost import busy, group, probe_engine, watchdog
 from onhost.busy import Spent, slots_of
 from onhost.group import State
 from onhost.plan import JobError
-from onhost.probe_engine import Judge, Outcome, Seen, Verdict, work_of
+from onhost.probe_engine import Judge, Outcome, Seen, Verdict, replicas_of, work_of
 from onhost.watchdog import Limits, Watch
 
 LIMITS = Limits(interval=1, timeout=1, misses=3, away=60)
@@ -33,21 +33,39 @@ class Rank:
         self.seen: list[Seen] = []
         self.done: list[bool] = []
         self.said: list[str] = []
+        self.asked: list[int | None] = []  # the replicas
         self.pings = False
-        self.now = 0.0
+        self.ways = {0: {"10.0.0.1", "10.0.1.1"}, 1: {"10.0.0.2", "10.0.1.2"}}
+        self.now, self.limits = 0.0, LIMITS
         self.watch = Watch(
-            probe=lambda served, timeout: self.seen.pop(0),
-            begin_anew=lambda: self.done.append(True),
-            pings=lambda: self.pings,
+            probe=self.probe,
+            begin_anew=lambda invocation: self.done.append(True),
+            pings=lambda rank: self.pings,
+            ways=lambda rank: self.ways.get(rank, set()),
             say=self.said.append,
             clock=lambda: self.now,
         )
 
+    def probe(self, served: group.Served, timeout: float, replica: int | None) -> Seen:
+        self.asked.append(replica)
+        return self.seen.pop(0)
+
     def look(self, own: State, others: dict[int, State] | None = None, *seen: Seen) -> list[bool]:
         self.seen = list(seen)
-        self.watch.look(self.served, own, {} if others is None else others, LIMITS)
+        self.watch.look(self.served, own, {} if others is None else others, self.limits)
         assert self.seen == [], "a probe that should have been made"
         return self.done
+
+    def looks(self, seconds: float, own: State, other: State, *seen: Seen) -> list[float]:
+        """Look every 15 s for so long; when the group was started anew, counted from the first look."""
+        began, found = self.now, []
+        while self.now - began <= seconds:
+            self.done.clear()
+            if self.look(own, {1 - self.served.rank: other}, *seen):
+                found.append(self.now - began)
+            self.now += 15
+        self.done.clear()
+        return found
 
 
 def test_dead_is_no_token_and_no_work_several_times() -> None:
@@ -75,6 +93,29 @@ def test_slow_is_not_dead() -> None:
     assert judge.see(Seen(Outcome.REFUSED, "HTTP 401"), 1, 60) is Verdict.NOT_CHECKED
     # Without counters only tokens tell.
     assert [judge.see(Seen(Outcome.NONE), 2, 60) for _ in range(2)] == [Verdict.MISSED, Verdict.DEAD]
+
+
+@pytest.mark.parametrize("misses", [1, 2, 4])
+@pytest.mark.parametrize(
+    "reading",
+    [
+        lambda at: Seen(Outcome.NONE, "", (5.0 + at,)),
+        lambda at: Seen(Outcome.NONE, "", None, Spent(9.0 + at, at)),
+    ],
+)
+def test_nothing_is_dead_before_two_readings_were_compared(misses: int, reading: Any) -> None:
+    """Of counters as of processor time; what was read before a token is too old to compare with."""
+    judge = Judge()
+    for _ in range(3):
+        assert judge.see(reading(0.0), misses, 60) is Verdict.MISSED
+        assert judge.see(reading(9.0), misses, 60) is Verdict.SLOW
+        assert judge.see(TOKEN, misses, 60) is Verdict.ALIVE
+    # A first reading after misses without one says nothing either.
+    found = [judge.see(Seen(Outcome.NONE), misses, 60) for _ in range(max(misses, 2) - 1)]
+    assert found == [Verdict.MISSED] * len(found)
+    assert judge.see(reading(9.0), misses, 60) is Verdict.MISSED
+    still = Seen(Outcome.NONE, "", reading(9.0).work, reading(9.0).spent)
+    assert judge.see(still, misses, 60) is Verdict.DEAD
 
 
 def test_busy_is_not_dead_without_counters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +194,285 @@ def test_a_worker_gives_up_a_head_that_is_away() -> None:
     worker.now = 100
     assert worker.look(WORKER, {0: State(said="refused")}) == []
     worker.pings = False
-    worker.now = 159
-    assert worker.look(WORKER, {0: State(said="timed out")}) == []
-    worker.now = 161
+    for now in (110, 159, 169):
+        worker.now = now
+        assert worker.look(WORKER, {0: State(said="timed out")}) == []
+    worker.now = 171
     assert worker.look(WORKER, {0: State(said="timed out")}) == [True]
-    assert worker.said[-1] == "starts the group anew: rank 0 (spark-1) is away for 61 s (timed out)"
+    assert worker.said[-1] == (
+        "starts the group anew: rank 0 (spark-1) is gone for 61 s: it does not answer (timed out)"
+    )
+
+
+GROUP = {"members": {0: "hh", 1: "aa"}, "members_release": RELEASE}
+LOADS = state(sub="start-post", invocation="hh", note="started", **GROUP)
+AWAY = State(said="timed out")
+
+
+def test_a_worker_that_is_away_while_the_engine_loads_takes_the_group_along() -> None:
+    """No token is asked for yet, so nothing else would tell."""
+    head = Rank()
+    assert head.looks(1485, LOADS, AWAY)[0] == 60
+    assert head.said[:2] == [
+        "rank 1 (spark-2) does not answer (timed out)",
+        "starts the group anew: rank 1 (spark-2) is gone for 60 s: it does not answer (timed out)",
+    ]
+
+
+def test_a_worker_that_comes_back_in_time_takes_nothing_along() -> None:
+    """What counts is an absence without a break, of one start, at looks that were made."""
+    head = Rank()
+    loading = state(sub="start-post", note="started")
+    for _ in range(20):
+        assert head.looks(45, LOADS, AWAY) == []
+        assert head.looks(0, LOADS, loading) == []
+    head.looks(45, LOADS, AWAY)
+    assert head.looks(45, state(sub="start-post", invocation="h2", members={0: "h2", 1: "aa"},
+                                members_release=RELEASE), AWAY) == []  # fmt: skip
+    head.looks(45, LOADS, AWAY)
+    head.watch.forget()  # the release could not be read
+    assert head.looks(45, LOADS, AWAY) == []
+
+
+def test_a_worker_is_not_away_where_it_may_be_there() -> None:
+    head = Rank()
+    head.pings = True  # only its sshd is gone
+    assert head.looks(3000, LOADS, AWAY) == []
+    head.pings = False
+    # Not formed: the head waits, or the line is of a start before.
+    assert head.looks(3000, state(sub="start-post", invocation="hh"), AWAY) == []
+    assert head.looks(3000, state(sub="start-post", invocation="h3", **GROUP), AWAY) == []
+    assert head.looks(3000, HEAD, AWAY, TOKEN) == []  # it has served: tokens tell
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        (state(active="inactive", sub="dead", invocation="hh", **GROUP), "is inactive"),  # stopped by hand
+        (state(active="failed", sub="failed", invocation="hh", **GROUP), "is failed"),
+        (state(active="deactivating", sub="stop", invocation="hh", **GROUP), "is deactivating"),
+        (state(sub="auto-restart", invocation="hh", **GROUP), "has ended"),
+        (state(invocation="h2", note="waiting for Docker"), "waits (waiting for Docker)"),
+        (state(invocation="h2", note="waiting for Docker", **GROUP), "waits (waiting for Docker)"),
+        (
+            state(active="active", sub="running", invocation="h2", release="ffff", members={0: "h2"},
+                  members_release="ffff"),
+            "runs a group without this rank",
+        ),
+        (
+            state(sub="start-post", invocation="h2", members={0: "h2", 1: "b"}, members_release=RELEASE),
+            "runs a group without this rank",
+        ),
+    ],
+)  # fmt: skip
+def test_a_worker_leaves_a_group_that_the_head_does_not_run(head: State, why: str) -> None:
+    worker = Rank(1)
+    assert group.apart(head, "aa") == why
+    assert worker.looks(1500, WORKER, head)[0] == 60
+    assert worker.said[0] == f"rank 0 (spark-1) {why}"
+    assert worker.said[1] == f"starts the group anew: rank 0 (spark-1) is gone for 60 s: it {why}"
+
+
+HEALTHY = [
+    HEAD,
+    LOADS,
+    state(active="active", sub="running", invocation="hh", release="ffff", **GROUP),  # a link switched early
+    state(active="active", sub="running", invocation="hh"),  # a head that formed no group: it cannot ask
+    state(active="active", sub="running", invocation="h2", **GROUP),  # the line is of a start before
+    state(sub="start-pre", invocation="hh", **GROUP),  # formed at this moment
+    state(active="reloading", sub="reload", invocation="hh", **GROUP),
+]
+
+
+@pytest.mark.parametrize("head", HEALTHY)
+def test_a_worker_stays_in_a_group_that_may_run(head: State) -> None:
+    worker = Rank(1)
+    assert group.apart(head, "aa") is None
+    assert worker.looks(3000, WORKER, head) == []
+    # Nor do short times of another kind add up.
+    for _ in range(20):
+        assert worker.looks(45, WORKER, state(invocation="h2")) == []
+        assert worker.looks(0, WORKER, head) == []
+
+
+def test_a_worker_that_waits_or_was_started_anew_is_left_alone() -> None:
+    """The head that forms a new group starts it anew itself."""
+    worker, forming = Rank(1), state(invocation="h2")
+    assert worker.looks(45, WORKER, forming) == []
+    again = state(invocation="bb")  # in start-pre
+    assert worker.looks(3000, again, forming) == []
+    started = state(active="active", sub="running", invocation="bb")
+    formed = state(sub="start", invocation="h2", members={0: "h2", 1: "bb"}, members_release=RELEASE)
+    assert worker.looks(3000, started, formed) == []
+
+
+def test_a_deploy_stops_and_starts_a_group_without_the_watchdogs() -> None:
+    """The head's unit is stopped first, then the workers'; these start first. `current` changes between."""
+    worker, head = Rank(1), Rank()
+    stopping = state(active="deactivating", sub="stop", invocation="hh", **GROUP)
+    stopped = state(active="inactive", sub="dead", invocation="hh", **GROUP)
+    assert worker.looks(30, WORKER, stopping) == [] == worker.looks(0, WORKER, stopped)
+    for own in (state(active="deactivating", sub="stop"), state(active="inactive", sub="dead")):
+        assert worker.looks(600, own, stopped) == [] == head.looks(600, stopped, own)
+    forming, waiting = state(invocation="h2"), state(invocation="bb")
+    assert worker.looks(600, waiting, stopped) == [] == worker.looks(600, waiting, forming)
+    assert head.looks(600, forming, waiting) == [] == head.looks(600, forming, AWAY)
+
+
+def test_open_requests_may_end_however_short_the_limit() -> None:
+    worker = Rank(1)
+    worker.limits = Limits(interval=1, timeout=1, misses=3, away=1)
+    stopping = state(active="deactivating", sub="stop", invocation="hh", **GROUP)
+    assert worker.looks(59, WORKER, stopping) == []
+
+
+def test_other_hosts_that_answer_for_a_rank_say_nothing_of_this_group() -> None:
+    """A deploy makes known which host is which rank long before it stops what serves."""
+    fresh = state(active="inactive", sub="dead", invocation="")
+    for rank, own in ((0, HEAD), (0, LOADS), (1, WORKER)):
+        seen = [TOKEN] if own is HEAD else []
+        one = Rank(rank)
+        assert (
+            one.looks(0, own, state(active="active", invocation="aa", members={0: "aa", 1: "aa"}), *seen)
+            == []
+        )
+        one.ways = {0: {"10.0.0.7"}, 1: {"10.0.0.8"}}
+        for other in (fresh, AWAY):
+            assert one.looks(3000, own, other, *seen) == []
+        # One address that is the same is the same host, and a new start asks anew.
+        one.ways = {0: {"10.0.0.1", "10.0.0.7"}, 1: {"10.0.0.8", "10.0.1.2"}}
+        assert one.looks(3000, own, fresh) != []
+
+
+def test_an_absence_does_not_outlast_a_time_in_which_nobody_could_be_asked() -> None:
+    for rank, own in ((0, LOADS), (1, WORKER)):
+        one = Rank(rank)
+        assert one.looks(45, own, AWAY) == []
+        before, one.ways = one.ways, {0: {"10.0.0.7"}, 1: {"10.0.0.8"}}
+        assert one.looks(300, own, AWAY) == []
+        one.ways = before
+        assert one.looks(45, own, AWAY) == []
+        for _ in range(20):
+            one.look(own, {})  # no way to ask is known at all
+            assert one.done == []
+
+
+def test_only_the_start_that_was_looked_at_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    now = ["activating", "start-post", "aa"]
+
+    def command(*words: str, seconds: float = 0) -> tuple[bool, str]:
+        if words[:2] == ("systemctl", "show"):
+            return True, "ActiveState={}\nSubState={}\nInvocationID={}\n".format(*now)
+        done.append(" ".join(words))
+        return True, ""
+
+    monkeypatch.setattr(group, "command", command)
+    monkeypatch.setattr(group, "RUN", tmp_path)
+    for now[:] in (
+        ["active", "running", "bb"],  # a new start, perhaps of a new group
+        ["activating", "start-pre", "aa"],
+        ["deactivating", "stop", "aa"],  # somebody stops it: open requests may end
+        ["inactive", "dead", "aa"],
+    ):
+        watchdog.begin_anew("aa")
+    assert done == [] and not list(tmp_path.iterdir())
+    now[:] = ["active", "running", "aa"]
+    watchdog.begin_anew("aa")
+    assert done == ["docker kill sparkstack-serve", f"systemctl try-restart --no-block {group.UNIT}"]
+
+
+# ── Replicas ──
+
+
+@pytest.mark.parametrize(
+    ("argv", "count"),
+    [
+        ("vllm serve m --data-parallel-size 2", 2),
+        ("serve m --data-parallel-size=4 --port 8000", 4),
+        ("serve m -dp 2", 2),
+        ("serve m --data-parallel-size 1", 1),
+        ("serve m --data-parallel-size", 1),
+        ("serve m --data-parallel-size x", 1),
+        ("serve m --data-parallel-size 2 --data-parallel-external-lb", 1),
+        ("serve m --data-parallel-size 2 --data-parallel-hybrid-lb", 1),
+        ("serve m --data-parallel-size=2 --data-parallel-rank=0", 1),
+        ("", 1),
+    ],
+)
+def test_how_many_replicas_there_are(argv: str, count: int) -> None:
+    assert replicas_of(argv.split()) == count
+
+
+def test_each_replica_is_asked_and_judged_by_itself() -> None:
+    head = Rank()
+    head.served = served(argv=("serve", "m", "--data-parallel-size", "2"))
+    for seen in (TOKEN, TOKEN, TOKEN, NONE, NONE):
+        assert head.look(HEAD, {1: WORKER}, seen) == []
+    assert head.said[-1] == "missed a token from replica 1 (2 of 3): no answer in 1 s"
+    assert head.look(HEAD, {1: WORKER}, NONE) == [True]
+    assert head.asked == [0, 1, 0, 1, 1, 1]
+    assert head.said[-1].startswith("starts the group anew: no token from replica 1 3 times in a row (no ")
+
+
+def test_a_server_that_does_not_know_replicas_has_no_dead_ones() -> None:
+    """What it answers to the number says nothing of an engine that gives tokens without it."""
+    head, error = Rank(), Seen(Outcome.NONE, "HTTP 500 (list index out of range)", (5.0,))
+    head.served = served(argv=("serve", "m", "-dp", "2"))
+    for _ in range(9):
+        assert head.look(HEAD, {1: WORKER}, error, TOKEN) == []
+    assert head.asked == [0, None, 1, None, 0, None, *head.asked[6:]]
+    assert head.said[-1] == "not checked: replica 0: HTTP 500 (list index out of range)"
+    # And where nothing gives tokens, the engine is dead.
+    head = Rank()
+    head.served = served(argv=("serve", "m", "-dp", "2"))
+    assert [len(head.look(HEAD, {1: WORKER}, error, error)) for _ in range(3)] == [0, 0, 1]
+
+
+def test_a_replica_that_was_known_and_fails_is_dead() -> None:
+    head, error = Rank(), Seen(Outcome.NONE, "HTTP 500 (gone)", (5.0,))
+    head.served = served(argv=("serve", "m", "-dp", "2"))
+    for seen in (TOKEN, TOKEN, TOKEN, error, error):
+        assert head.look(HEAD, {1: WORKER}, seen) == []
+    assert head.look(HEAD, {1: WORKER}, error) == [True]
+    # Of another start, perhaps of another image, it is not known yet.
+    again = state(active="active", invocation="h2", members={0: "h2", 1: "aa"}, members_release=RELEASE)
+    head.look(again, {1: WORKER}, error, TOKEN)
+    assert head.said[-1] == "not checked: replica 0: HTTP 500 (gone)"
+
+
+def test_a_slow_replica_does_not_keep_the_others_from_being_asked() -> None:
+    head = Rank()
+    head.served = served(argv=("serve", "m", "-dp", "2"))
+    works = [Seen(Outcome.NONE, "no answer", (float(count),)) for count in range(9)]
+    for seen in (works[0], works[1], TOKEN, works[2], NONE, TOKEN, works[3], TOKEN):
+        assert head.look(HEAD, {1: WORKER}, seen) == []
+    assert head.asked == [0, 0, 1, 0, 1, 1, 0, 1]
+
+
+PAGE = (
+    'vllm:generation_tokens_total{engine="0",model_name="x,engine=\\"1\\""} 5\n'
+    'vllm:generation_tokens_total{model_name="a",engine="1"} 2\n'
+    'vllm:generation_tokens_total{engine="11",model_name="a"} 9\n'
+)
+
+
+def test_the_counters_of_one_replica() -> None:
+    assert [(work_of(PAGE, replica) or (None,))[0] for replica in (0, 1, 11, 2, None)] == [5, 2, 9, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "work"),
+    [("", Outcome.TOKEN, None), ("hangs", Outcome.NONE, 2), ("error 500", Outcome.NONE, 2)],
+)
+def test_a_probe_of_one_replica(server: Server, fault: str, outcome: Outcome, work: float | None) -> None:
+    server.fault, server.metrics = fault, [PAGE]
+    about = {**vars(served()), "model": "tiny", "endpoint": server.url}
+    seen = probe_engine.probe(group.Served(**about), 0.2, 1)
+    assert (seen.outcome, server.replicas) == (outcome, ["1"])
+    assert (seen.work and seen.work[0]) == work
 
 
 # ── The probe ──
@@ -215,7 +530,9 @@ def test_what_llama_cpps_slots_say(page: Any, counts: tuple[float, ...] | None) 
         ("hangs", 1, [{**SLOT, "n_past": 4}], [], (4.0,), True),
         ("hangs", 2, None, [], None, False),  # ranks spin while they wait for one another
         ("error 500", 1, None, [], None, False),  # an engine that fails at once is not busy
-        ("hangs", 1, None, ["llamacpp:n_decode_total 3\n"], (*[0.0] * 7, 3.0, 0.0, 0.0), False),
+        ("hangs", 1, None, ["llamacpp:n_decode_total 3\n"], (*[0.0] * 7, 3.0, *[0.0] * 6), False),
+        ("hangs", 2, None, ["atlas_decoded_tokens_total 3\n"], (*[0.0] * 10, 3.0, *[0.0] * 3), False),
+        ("hangs", 2, None, ["atlas_requests_total 3\n"], None, False),  # the server counts them
         ("", 1, None, [], None, False),
     ],
 )
@@ -275,11 +592,13 @@ def test_counters_are_summed_over_labels() -> None:
         'vllm:generation_tokens_total{engine="1",model_name="a b"} 2.0\n'
         "vllm:kv_cache_usage_perc 0.5\nvllm:num_requests_waiting 9\nbroken\n"
     )
-    assert work_of(page) == (7.0, 0.0, 0.0, 0.5, *[0.0] * 6)
+    assert work_of(page) == (7.0, 0.0, 0.0, 0.5, *[0.0] * 10)
     assert work_of("llamacpp:n_decode_total 250\n") != work_of("llamacpp:n_decode_total 251\n")
     assert work_of("vllm:num_requests_waiting 9\n") is None
     odd = 'vllm:generation_tokens_total{model_name="a} \\"b\\" {c",engine="0"} 5.0\n'
-    assert work_of(odd) == (5.0, *[0.0] * 9)
+    assert work_of(odd) == (5.0, *[0.0] * 13)
+    # Of Atlas of any version, the entropy of the last token moves with every one.
+    assert work_of("atlas_token_entropy_last 0.1\n") != work_of("atlas_token_entropy_last 0.2\n")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +615,7 @@ def test_limits(tmp_path: Path, text: str, said: str | None) -> None:
             Limits.read(path)
 
 
-def test_the_head_is_pinged_on_the_fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_is_pinged_on_the_fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def command(*words: str, seconds: float = 0) -> tuple[bool, str]:
@@ -304,11 +623,16 @@ def test_the_head_is_pinged_on_the_fabric(tmp_path: Path, monkeypatch: pytest.Mo
         return False, ""
 
     monkeypatch.setattr(group, "command", command)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     config = tmp_path / "config"
-    assert watchdog.head_pings(group.Peers(config))  # nothing is known of it
+    assert watchdog.pings(group.Peers(config), 0)  # nothing is known of it
     config.write_text(
         "# ours\nHost rank-0\n  HostName 192.168.96.10\n  Port 22\n"
         "Host rank-0-rail-2\n  HostName 192.168.97.10\n  Port 22\nHost *\n  User x\n"
     )
-    assert not watchdog.head_pings(group.Peers(config))
+    assert not watchdog.pings(group.Peers(config), 0)
+    assert watchdog.pings(group.Peers(config), 1)
     assert [word for word in asked if word[0].isdigit() and "." in word] == ["192.168.96.10", "192.168.97.10"]
+    # Without a ping to send, silence is no sign.
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert watchdog.pings(group.Peers(config), 0)

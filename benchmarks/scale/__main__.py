@@ -60,7 +60,9 @@ def deploy(count: int) -> tuple[float, dict[str, Any]]:
     seconds = time.monotonic() - began
     if done.returncode:
         raise SystemExit(f"scale: {count} hosts: the run failed:\n{(done.stdout + done.stderr)[-3000:]}")
-    newest = max((ROOT / "reports").glob("run-*.json"), key=lambda path: path.stat().st_mtime_ns)
+    newest = ROOT / "reports/latest/report.json"
+    if time.time() - newest.stat().st_mtime > seconds:
+        raise SystemExit(f"scale: {count} hosts: found no report newer than the run's beginning")
     return seconds, json.loads(newest.read_text())
 
 

@@ -102,10 +102,12 @@ def _base(url: str) -> str:
     try:
         return str(TypeAdapter(knobs.Url).validate_python(url)).rstrip("/").removesuffix("/v1")
     except ValidationError as error:
-        shown = re.sub(r"//[^/@]*@", "//…@", url)
         wanted = str(error.errors()[0].get("ctx", {}).get("wanted", "a URL"))
         remedy = "such as --data url=http://192.0.2.1:8000"
-        raise SparkstackError(Problem("--data", f"url = {shown!r}", wanted, remedy)) from None
+        if "query" in wanted:
+            remedy = f"a key comes from --data api_key_file=PATH or {KEY_VARIABLE}"
+        found = f"url = {knobs.shown_url(url)!r}"
+        raise SparkstackError(Problem("--data", found, wanted, remedy)) from None
 
 
 def _key(one: Any, own: bool) -> str | None:

@@ -278,7 +278,8 @@ def test_noise_is_measured_again_and_then_told(tmp_path: Path) -> None:
 
 
 def test_of_one_repeat_the_noise_is_not_known(tmp_path: Path) -> None:
-    found = measured(tmp_path, Scripted(Timing(0.5, 0.1)), {**QUICK, "spread_limit": 0.2})
+    server = Scripted(timing=lambda _n, _body: Timing(0.5, 0.1))
+    found = measured(tmp_path, server, {**QUICK, "spread_limit": 0.2})
     assert found["noise"] == {"spread": None, "limit": 0.2, "repeated": 0, "verdict": "unknown"}
 
 

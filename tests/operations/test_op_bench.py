@@ -182,6 +182,9 @@ def test_a_host_without_the_environment_says_what_else(noted: RunReport) -> None
     ("data", "line"),
     [
         ({"url": "ftp://x"}, "--data: found url = 'ftp://x'; wanted a URL that begins with https:// or http://; such as"),
+        ({"url": "http://h?api_key=s3cret"}, "--data: found url = 'http://h?…'; wanted a URL without a query (the ? and what follows), for logs and reports show it; a key comes from --data api_key_file=PATH or SPARKSTACK_API_KEY"),
+        ({"url": "http://127.0.0.1:99999"}, "--data: found url = 'http://127.0.0.1:99999'; wanted a URL whose port is a number from 1 to 65535; such as --data url=http://192.0.2.1:8000"),
+        ({"url": "h:8000?api_key=s3cret"}, "--data: found url = 'h:8000?…'; wanted a URL that begins with https:// or http://; such as"),
         ({"url": "http://a:b@c"}, "--data: found url = 'http://…@c'; wanted a URL without user and password"),
         ({"profile": "big"}, "--data: found profile = 'big'; wanted one of: smoke, standard, full; --data profile=smoke"),
         ({"model": "x"}, "--data: found model = 'x' without url; wanted url beside it"),

@@ -212,7 +212,7 @@ def _there(plan: dict[str, Any], asked: Wish) -> Commands:
         if (part := live.partial(host, f"{jobs}/{plan['job']}")) is not None:
             _note(host, asked, plan, part)
         if watch.interrupted:
-            report_failure(host, f"{host.name}: bench: {live.INTERRUPTED}")
+            report_failure(host, f"{host.name}: bench: found {watch.interrupted}; {live.INTERRUPTED}")
 
     def done(state: Any, host: Any) -> bool:
         _drop(host, key)
@@ -258,7 +258,8 @@ def _here(state: Any, host: Any, plan: dict[str, Any], asked: Wish) -> bool:
         return _judged(host, asked, plan, end.measurement)
     if end.measurement is not None:
         _note(host, asked, plan, {**end.measurement, "complete": False})
-    return report_failure(host, f"bench: {live.INTERRUPTED if end.interrupted else end.error}")
+    error = f"found {end.by}; {live.INTERRUPTED}" if end.interrupted else end.error
+    return report_failure(host, f"bench: {error}")
 
 
 def _note(host: Any, asked: Wish, plan: dict[str, Any], measurement: dict[str, Any]) -> dict[str, Any] | None:

@@ -100,7 +100,7 @@ def _not_measured(host: Any, site: Site, watch: Watch) -> None:
         with suppress(SparkstackError):
             report.note_benchmark(site, partial, gates.judge(partial, site.recipe.expect).as_dict())
     if watch.interrupted:
-        report_failure(host, f"{host.name}: benchmark: {live.INTERRUPTED}")
+        report_failure(host, f"{host.name}: benchmark: found {watch.interrupted}; {live.INTERRUPTED}")
         return
     kept = activation.kept_by(host)
     back = releases.before(kept, site.release_id)

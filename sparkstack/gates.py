@@ -31,6 +31,10 @@ SPREAD_LIMIT = 0.1
 UNKNOWN_SPREAD = 1.0
 """What is allowed for where nobody knows the spread: only what misses its limit twice over is a miss."""
 
+REQUESTS = "failed_requests@"
+MOST_TOLD = 3
+"""So many lines of failed requests are told in one line of a message."""
+
 Result = Literal["pass", "fail", "baseline", "inconclusive"]
 
 
@@ -98,15 +102,27 @@ def judge(measurement: Mapping[str, Any], expect: Expect | Mapping[str, Any] | N
 
 
 def missed(verdict: Mapping[str, Any]) -> str:
-    """What a verdict (`as_dict`) holds against a release, in one line; of a test what it found, of
-    requests that failed why, too."""
+    """What a verdict (`as_dict`) holds against a release, in one line; of a test what it found, of requests
+    that failed why, too. Of those the first few stand for all: one cause is in many points."""
 
     def said(line: Mapping[str, Any]) -> str:
-        told = line["name"].startswith(("quality/", "failed_requests@"))
+        told = line["name"].startswith(("quality/", REQUESTS))
         why = f": {line['note']}" if told and line["note"] else ""
         return f"{line['name']} {line['measured']} (expected {line['expected']}{why})"
 
-    return ", ".join(said(line) for line in verdict["lines"] if line["verdict"] == "fail")
+    lines = [line for line in verdict["lines"] if line["verdict"] == "fail"]
+    refused = [line for line in lines if line["name"].startswith(REQUESTS)]
+    left_out = refused[MOST_TOLD:]
+    rest = [f"{len(left_out)} more with failed requests"] if left_out else []
+    return ", ".join([*(said(line) for line in lines if line not in left_out), *rest])
+
+
+def remedy(measurement: Mapping[str, Any], option: str) -> str:
+    """What to do about a verdict that is inconclusive; `option` names the profile of a run."""
+    noise, profile = measurement.get("noise") or {}, measurement.get("profile") or {}
+    if noise.get("verdict") == "unknown" and profile.get("name") == "smoke":
+        return f"give it more time: --data {option}=standard"
+    return "run again when nothing else runs there"
 
 
 def _expect(expect: Expect | Mapping[str, Any] | None) -> Expect:

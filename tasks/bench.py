@@ -286,8 +286,8 @@ def _judged(host: Any, asked: Wish, plan: dict[str, Any], measurement: dict[str,
         wanted = "figures that can be believed"
         return report_failure(
             host,
-            f"{host.name}: bench: found no result ({verdict['why']}); wanted {wanted}; run again when "
-            "nothing else runs there",
+            f"{host.name}: bench: found no result ({verdict['why']}); wanted {wanted}; "
+            f"{gates.remedy(measurement, 'profile')}",
         )
     line = f"{host.name}: bench: found {gates.missed(verdict)}; wanted {wanted}"
     return report_failure(host, f"{line}; look at the report, or correct `expect`")

@@ -156,7 +156,7 @@ def judged(site: Site) -> Commands:
     if verdict["result"] == "inconclusive":
         yield fail(
             f"{host.name}: benchmark: found no result ({verdict['why']}); wanted figures that can be "
-            f"believed; release {site.release_id} goes on serving; run again when nothing else runs there"
+            f"believed; release {site.release_id} goes on serving; {gates.remedy(measurement, 'benchmark')}"
         )
         return
     figures = gates.missed(verdict)

@@ -34,6 +34,7 @@ ABOUT = {
     "image": "i",
     "argv": ["secret"],
 }
+ONE = {"median": 20.0, "min": 20.0, "max": 20.0, "n": 1, "ci": None}
 JOB = "/var/lib/sparkstack/jobs/sparkstack-bench-now-abc-standard"
 
 
@@ -120,6 +121,15 @@ def test_other_hosts_do_nothing(noted: RunReport) -> None:
             {"noise": {"spread": 0.4, "limit": 0.1, "repeated": 0, "verdict": "noisy"}}, 20,
             "found no result (the machine is noisy: spread 40 % over 10 %); wanted figures that can be believed; "
             "run again when nothing else runs there",
+        ),
+        (
+            {
+                "points": [{"streams": 1, "requests": 1, "failed": 0, "decode_tok_s": ONE, "ttft_s": ONE, "total_tok_s": 20}],
+                "noise": {"spread": None, "limit": 0.1, "repeated": 0, "verdict": "unknown"},
+                "profile": {"name": "smoke", "streams": [1]},
+            }, 20,
+            "found no result (decode_tok_s@1: one sample: its spread is not known); wanted figures that can be believed; "
+            "give it more time: --data profile=standard",
         ),
     ],
 )  # fmt: skip

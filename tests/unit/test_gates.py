@@ -436,6 +436,13 @@ def test_a_request_that_failed_is_no_pass_wherever_it_was(found: dict[str, Any],
     assert missed(result.as_dict()).endswith("5 of 5 (expected none of at least 1: HTTP 500 (out of memory))")
 
 
+def test_of_many_points_that_failed_a_message_names_a_few() -> None:
+    points = [{**point(streams), **BROKEN} for streams in (1, 2, 4, 6, 8)]
+    words = missed(judge(full(*points), {"decode_tok_s": {8: {"min": 99}}}).as_dict())
+    assert words.startswith("decode_tok_s@8 10.0 (expected ≥ 99.0), failed_requests@1 5 of 5 (expected none")
+    assert words.endswith(", 2 more with failed requests") and words.count("out of memory") == 3
+
+
 def test_the_rate_at_which_a_server_gave_up_is_what_was_looked_for() -> None:
     beyond = {
         "open_loop": [{"rate_rps": 3.0, **BROKEN}],

@@ -13,7 +13,8 @@ HEADINGS = ("streams", "prompts", "TTFT", "decode", "all streams", "accepted", "
 @dataclass(frozen=True)
 class Figures:
     """One point: `streams` requests at a time, `category` of prompts, `thinking` on, off or (None) as the
-    model has it by itself; medians in s and tokens/s, None where there is no figure."""
+    model has it by itself; medians in s and tokens/s, None where there is no figure; `failure` is the first
+    reason of requests that failed."""
 
     streams: int
     category: str
@@ -24,6 +25,7 @@ class Figures:
     acceptance: float | None
     requests: int
     failed: int
+    failure: str = ""
 
     @property
     def prompts(self) -> str:
@@ -34,7 +36,6 @@ class Figures:
     @property
     def row(self) -> tuple[str, ...]:
         """One text for each of HEADINGS."""
-        failed = f" ({self.failed} failed)" if self.failed else ""
         return (
             str(self.streams),
             self.prompts,
@@ -42,7 +43,7 @@ class Figures:
             with_unit(self.decode_tok_s, "tok/s"),
             with_unit(self.total_tok_s, "tok/s"),
             "" if self.acceptance is None else percent(self.acceptance),
-            f"{self.requests}{failed}",
+            f"{self.requests}" + (f" ({self.failed} failed)" if self.failed else ""),
         )
 
     @property
@@ -51,7 +52,82 @@ class Figures:
         streams = f"{self.streams} stream" + ("s" if self.streams != 1 else "")
         kind = "" if self.category == "all" and self.thinking is None else f", {self.prompts}"
         ttft, decode = with_unit(self.ttft_s, "s"), with_unit(self.decode_tok_s, "tok/s")
-        return f"with {streams}{kind}: TTFT {ttft}, decode {decode}"
+        failed = f"; {failed_text(self.requests, self.failed, self.failure)}" if self.failed else ""
+        return f"with {streams}{kind}: TTFT {ttft}, decode {decode}{failed}"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A length of input or a rate of the open loop: its row of texts without the requests, and how many of
+    them failed, with the first reason; `requests` None where a measurement does not tell."""
+
+    row: tuple[str, ...]
+    line: str
+    requests: int | None
+    failed: int
+    failure: str
+
+    @property
+    def asked(self) -> str:
+        """`5 (2 failed)`, or nothing where nobody counted."""
+        failed = f" ({self.failed} failed)" if self.failed else ""
+        return f"{'' if self.requests is None else self.requests}{failed}".strip()
+
+    @property
+    def text(self) -> str:
+        """Its line, with the requests that failed."""
+        failed = f"; {failed_text(self.requests, self.failed, self.failure)}" if self.failed else ""
+        return f"{self.line}{failed}"
+
+
+def failed_text(requests: int | None, failed: int, failure: str) -> str:
+    """`2 of 5 requests failed: HTTP 500`"""
+    of = "" if requests is None else f" of {requests}"
+    return f"{failed}{of} requests failed" + (f": {failure}" if failure else "")
+
+
+def contexts_of(measurement: Mapping[str, Any] | None) -> list[Answered]:
+    """The lengths of input that were measured; the row is length, TTFT, prefill, decode."""
+    return [_context(one) for one in _maps((measurement or {}).get("contexts"))]
+
+
+def open_loop_of(measurement: Mapping[str, Any] | None) -> list[Answered]:
+    """The rates that were measured; the row is what was asked, what was reached, TTFT, output."""
+    return [_rate(one) for one in _maps((measurement or {}).get("open_loop"))]
+
+
+def _context(one: Mapping[str, Any]) -> Answered:
+    tokens = one.get("input_tokens")
+    # Where all of them failed nobody counted the input: what it was to be is known.
+    asked = one.get("asked") if tokens is None else tokens
+    length = "not known" if asked is None else f"{asked}" if tokens is not None else f"{asked} (asked)"
+    ttft, decode = _text(one, "ttft_s", "s"), _text(one, "decode_tok_s", "tok/s")
+    line = f"with {length} tokens of input: TTFT {ttft}, decode {decode}"
+    return Answered((length, ttft, _text(one, "prefill_tok_s", "tok/s"), decode), line, *_requests(one))
+
+
+def _rate(one: Mapping[str, Any]) -> Answered:
+    rate, achieved = _text(one, "rate_rps", "/s"), _text(one, "achieved_rps", "/s")
+    ttft, output = _text(one, "ttft_s", "s"), _text(one, "output_tok_s", "tok/s")
+    line = f"with requests at {rate}: reached {achieved}, TTFT {ttft}, output {output}"
+    return Answered((rate, achieved, ttft, output), line, *_requests(one))
+
+
+def _text(one: Mapping[str, Any], figure: str, unit: str) -> str:
+    return with_unit(middle(one.get(figure)), unit)
+
+
+def _requests(one: Mapping[str, Any]) -> tuple[int | None, int, str]:
+    requests, failed = middle(one.get("requests")), middle(one.get("failed"))
+    return None if requests is None else int(requests), int(failed or 0), _first(one.get("failures"))
+
+
+def _first(failures: Any) -> str:
+    return str(failures[0]) if isinstance(failures, list) and failures else ""
+
+
+def _maps(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
 def with_unit(value: float | None, unit: str) -> str:
@@ -84,6 +160,7 @@ def point_of(point: Any) -> Figures | None:
             middle(point.get("acceptance")),
             int(point.get("requests", 0)),
             int(point.get("failed", 0)),
+            _first(point.get("failures")),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

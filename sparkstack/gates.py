@@ -1,7 +1,8 @@
 """Was it fast enough, and did it talk sense? A measurement beside what the recipe expects of it.
 
-A miss fails. A figure of a measurement that is noisy, or was cut off, is never a pass: it is inconclusive,
-unless even its best sample is a miss. What this measurement did not look at is told as not checked.
+A miss fails. A figure of a measurement that is noisy, or was cut off, or of one sample alone, is never a
+pass: it is inconclusive, unless even its best sample (of one sample: twice as good a one) is a miss. What
+this measurement did not look at is told as not checked.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from sparkstack import quality_gate
+from sparkstack import failed_requests, quality_gate
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.expectation import RISING, Bound, Expect
 from sparkstack.figures import percent
 from sparkstack.quality_gate import ASKED_OF_ALL, FAILED, IGNORED
-from sparkstack.verdict_line import Line, LineVerdict, compared, number
+from sparkstack.verdict_line import Line, LineVerdict, compared, figure_name, number
 
 ALWAYS = ("decode_tok_s", "ttft_s", "total_tok_s")
 """Figures of which every point has a line; the others have one where they are expected, or (acceptance and
@@ -27,6 +28,12 @@ TIMED = ("decode_tok_s", "ttft_s", "total_tok_s", "inter_token_s", "end_to_end_s
 """Figures that a busy machine makes worse. What share of a draft is accepted does not hang on the clock."""
 SPREAD_LIMIT = 0.1
 """Where a measurement does not say which spread it takes for noise."""
+UNKNOWN_SPREAD = 1.0
+"""What is allowed for where nobody knows the spread: only what misses its limit twice over is a miss."""
+
+REQUESTS = "failed_requests@"
+MOST_TOLD = 3
+"""So many lines of failed requests are told in one line of a message."""
 
 Result = Literal["pass", "fail", "baseline", "inconclusive"]
 
@@ -80,6 +87,7 @@ def judge(measurement: Mapping[str, Any], expect: Expect | Mapping[str, Any] | N
         points = _points(measurement["points"])
         doubt = _doubt(measurement)
         lines = [line for key, point in points.items() for line in _of_point(key, point, wanted, doubt)]
+        lines += failed_requests.lines(measurement)
         lines += _not_measured(points, wanted, measurement, doubt)
         quality = quality_gate.lines(measurement, wanted, usual=expect is not None)
         lines += [_cut(line, doubt) for line in quality]
@@ -94,13 +102,27 @@ def judge(measurement: Mapping[str, Any], expect: Expect | Mapping[str, Any] | N
 
 
 def missed(verdict: Mapping[str, Any]) -> str:
-    """What a verdict (`as_dict`) holds against a release, in one line; of a test what it found, too."""
+    """What a verdict (`as_dict`) holds against a release, in one line; of a test what it found, of requests
+    that failed why, too. Of those the first few stand for all: one cause is in many points."""
 
     def said(line: Mapping[str, Any]) -> str:
-        why = f": {line['note']}" if line["name"].startswith("quality/") and line["note"] else ""
+        told = line["name"].startswith(("quality/", REQUESTS))
+        why = f": {line['note']}" if told and line["note"] else ""
         return f"{line['name']} {line['measured']} (expected {line['expected']}{why})"
 
-    return ", ".join(said(line) for line in verdict["lines"] if line["verdict"] == "fail")
+    lines = [line for line in verdict["lines"] if line["verdict"] == "fail"]
+    refused = [line for line in lines if line["name"].startswith(REQUESTS)]
+    left_out = refused[MOST_TOLD:]
+    rest = [f"{len(left_out)} more with failed requests"] if left_out else []
+    return ", ".join([*(said(line) for line in lines if line not in left_out), *rest])
+
+
+def remedy(measurement: Mapping[str, Any], option: str) -> str:
+    """What to do about a verdict that is inconclusive; `option` names the profile of a run."""
+    noise, profile = measurement.get("noise") or {}, measurement.get("profile") or {}
+    if noise.get("verdict") == "unknown" and profile.get("name") == "smoke":
+        return f"give it more time: --data {option}=standard"
+    return "run again when nothing else runs there"
 
 
 def _expect(expect: Expect | Mapping[str, Any] | None) -> Expect:
@@ -138,10 +160,6 @@ def _doubt(measurement: Mapping[str, Any]) -> _Doubt:
     return _Doubt(noisy, cut, limit)
 
 
-def _name(figure: str, category: str, streams: int) -> str:
-    return f"{figure}@{streams}" + ("" if category == "all" else f"/{category}")
-
-
 def _bound(wanted: Expect, figure: str, category: str, streams: int) -> Bound | None:
     figures = wanted if category == "all" else wanted.categories.get(category)
     bound: Bound | None = getattr(figures, figure).get(streams) if figures is not None else None
@@ -157,17 +175,10 @@ def _of_point(
         value = number(point.get(figure))
         told = figure in ALWAYS or (figure in ("acceptance", "accepted_length") and value is not None)
         if bound is not None or (told and category == "all"):
-            yield _figure(_name(figure, category, streams), figure, point, bound, doubt)
-    failed = int(point["failed"])
-    if failed or not int(point["requests"]):
-        found = f"{failed} of {point['requests']}"
-        why = "; ".join(str(one) for one in (point.get("failures") or [])[:3]) or None
-        yield Line(_name("failed_requests", *key), found, "none of at least 1", None, "fail", why)
+            yield _figure(figure_name(figure, category, streams), figure, point, bound, doubt)
 
 
-def _figure(
-    name: str, figure: str, point: Mapping[str, Any], bound: Bound | None, doubt: _Doubt
-) -> Line:
+def _figure(name: str, figure: str, point: Mapping[str, Any], bound: Bound | None, doubt: _Doubt) -> Line:
     measured = number(point.get(figure))
     if bound is None:
         return Line(name, measured, None, None, "baseline")
@@ -176,16 +187,31 @@ def _figure(
     if measured is None:
         return line if not doubt.cut else Line(name, None, line.expected, None, "not checked", doubt.cut)
     limits = bound.limits(rising)
-    spread = number(point.get("spread")) or 0.0
-    if figure in TIMED and doubt.noisy:
-        hopeless = line.verdict == "fail" and not all(
-            _best_meets(sign, limit, point.get(figure), measured, spread) for sign, limit in limits
-        )
-        return line if hopeless else _unsure(line, doubt.noisy)
-    if figure in TIMED and spread > doubt.spread_limit and (inside := _inside(limits, point.get(figure))):
+    value, spread = point.get(figure), number(point.get("spread"))
+    if figure not in TIMED:
+        return _cut(line, doubt)
+    if doubt.noisy:
+        best = [_best_meets(sign, limit, value, measured, spread or 0.0) for sign, limit in limits]
+        return line if line.verdict == "fail" and not all(best) else _unsure(line, doubt.noisy)
+    if spread is None and (unknown := _no_spread(point, value)):
+        best = [_best_meets(sign, limit, measured, measured, UNKNOWN_SPREAD) for sign, limit in limits]
+        return line if line.verdict == "fail" and not all(best) else _unsure(line, unknown)
+    if (spread is None or spread > doubt.spread_limit) and (inside := _inside(limits, value)):
+        if spread is None:
+            return _unsure(line, f"{inside}, and without repeats the spread is not known")
         why = f"{inside}, and the spread is {percent(spread)}, over {percent(doubt.spread_limit)}"
         return _unsure(line, why)
     return _cut(line, doubt)
+
+
+def _no_spread(point: Mapping[str, Any], value: Any) -> str:
+    """Why the samples of a point without repeats do not tell how far they are apart; "" where they do."""
+    requests = int(point["requests"])
+    # The waits between one request's tokens are many, and still one sample.
+    samples = min(requests, int(value.get("n") or requests)) if isinstance(value, Mapping) else requests
+    if samples < 2:
+        return "one sample: its spread is not known"
+    return "its requests were cut short, and its spread is not known" if int(point.get("cut") or 0) else ""
 
 
 def _cut(line: Line, doubt: _Doubt) -> Line:
@@ -241,7 +267,7 @@ def _not_measured(
             verdict, why = "inconclusive", note
         figure = keys[-1]
         text = bound.text(RISING[figure])
-        yield Line(_name(figure, category, streams), None, text, None, verdict, why or None)
+        yield Line(figure_name(figure, category, streams), None, text, None, verdict, why or None)
 
 
 def _left_out(measurement: Mapping[str, Any], category: str, streams: int) -> str:

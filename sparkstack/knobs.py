@@ -36,19 +36,46 @@ def _folder(path: str) -> str:
 
 def _url(*schemes: str) -> AfterValidator:
     def check(text: str) -> str:
-        try:
-            parts = urlsplit(text)
-            port = parts.port
-        except ValueError:  # a port that is no number, or a bracket that does not close
-            parts, port = urlsplit(""), None
-        place = parts.hostname if parts.scheme != "file" else parts.path
-        if parts.scheme not in schemes or not place or port == 0 or re.search(r"[\s?#]", text):
-            raise refusal(f"a URL that begins with {' or '.join(f'{scheme}://' for scheme in schemes)}")
-        if "@" in parts.netloc:
-            raise refusal("a URL without user and password in it, for logs and reports show it")
+        wanted = ""
+        if re.search(r"\s", text):
+            wanted = "without blanks in it"
+        elif not text.lower().startswith(tuple(f"{scheme}://" for scheme in schemes)):
+            wanted = f"that begins with {' or '.join(f'{scheme}://' for scheme in schemes)}"
+        elif "?" in text:
+            wanted = "without a query (the ? and what follows), for logs and reports show it"
+        elif "#" in text:
+            wanted = "without a fragment (the # and what follows)"
+        else:
+            wanted = _place(text)
+        if wanted:
+            raise refusal(f"a URL {wanted}")
         return text
 
     return AfterValidator(check)
+
+
+def _place(url: str) -> str:
+    """What a URL shall have instead, where the part that says where something is is wrong; else ""."""
+    no_place = "with a host's name or address in it"
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a bracket that does not close
+        return no_place
+    if "@" in parts.netloc:
+        return "without user and password in it, for logs and reports show it"
+    if not (parts.hostname if parts.scheme != "file" else parts.path):
+        return no_place
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    return "whose port is a number from 1 to 65535" if port == 0 else ""
+
+
+def shown_url(url: str) -> str:
+    """A URL as it may stand in a message: without what may be a password or a key."""
+    url = re.sub(r"//.*@", "//…@", url, flags=re.DOTALL)
+    return re.sub(r"([?#]).+", r"\1…", url, flags=re.DOTALL)
 
 
 def _bind(text: str) -> str:
@@ -338,9 +365,6 @@ def _problem(detail: dict[str, Any], key: str, homes: Mapping[str, str]) -> Prob
         near = next(iter(get_close_matches(inner[-1], known, 1)), None)
         remedy = f"did you mean {near!r}?" if near else "remove it"
         return Problem(_where(homes, key), f"unknown name {name!r}", f"one of: {', '.join(known)}", remedy)
-    # A URL may hold a password.
-    text = re.sub(r"//[^/@]*@", "//…@", repr(detail["input"]))
-    found = f"{name} = {text if len(text) <= 60 else text[:57] + '…'} ({_kind(detail['input'])})"
     context = detail.get("ctx", {})
     if detail["type"] == "refusal":
         wanted = str(context["wanted"])
@@ -351,6 +375,13 @@ def _problem(detail: dict[str, Any], key: str, homes: Mapping[str, str]) -> Prob
     else:
         plain = detail["msg"].removeprefix("Input should be ")
         wanted = _WORDS.get(plain, plain)
+    value = detail["input"]
+    # A URL may hold a password or a key.
+    if wanted.startswith("a URL ") or "://" in str(value):
+        text = repr(shown_url(value)) if isinstance(value, str) else shown_url(repr(value))
+    else:
+        text = repr(value)
+    found = f"{name} = {text if len(text) <= 60 else text[:57] + '…'} ({_kind(value)})"
     return Problem(_where(homes, key), found, wanted, "see its line in group_data/all.py")
 
 

@@ -15,7 +15,17 @@ from typing import Any
 import jinja2
 
 from sparkstack import plots
-from sparkstack.figures import interval, middle, notes_of, percent, point_of, points_of, with_unit
+from sparkstack.figures import (
+    contexts_of,
+    interval,
+    middle,
+    notes_of,
+    open_loop_of,
+    percent,
+    point_of,
+    points_of,
+    with_unit,
+)
 from sparkstack.history import Entry, measured
 from sparkstack.report import RunReport, changes, curl, link_lines, seconds_of
 from sparkstack.report_text import measured_text
@@ -123,8 +133,8 @@ def _measured(
         "points": points,
         "plots": [plot for plot in _speed_plots(found) if plot],
         "quality": [_test(one) for one in _maps(found.get("quality"))],
-        "contexts": [_context(one) for one in _maps(found.get("contexts"))],
-        "open_loop": [_open_loop(one) for one in _maps(found.get("open_loop"))],
+        "contexts": contexts_of(found),
+        "open_loop": open_loop_of(found),
         "saturation": _saturation(found.get("saturation")),
         "about": _about(found),
         "notes": notes_of(found),
@@ -145,6 +155,8 @@ def _about(found: Mapping[str, Any]) -> str:
     spread, limit = middle(noise.get("spread")), middle(noise.get("limit"))
     if spread is not None and limit is not None:
         parts.append(f"spread of the repeats {percent(spread)}, noise from {percent(limit)} on")
+    elif noise.get("verdict") == "unknown":
+        parts.append("nothing was repeated, so the spread is not known")
     return ", ".join(parts)
 
 
@@ -240,20 +252,6 @@ def _over(points: Sequence[Mapping[str, Any]], figure: str) -> Over:
 
 def _series(name: str, over: Over) -> plots.Series:
     return plots.Series(name, [(x, y) for x, y, _ in over], [ends for _, _, ends in over])
-
-
-def _context(one: Mapping[str, Any]) -> tuple[str, ...]:
-    ttft, prefill = middle(one.get("ttft_s")), middle(one.get("prefill_tok_s"))
-    decode = middle(one.get("decode_tok_s"))
-    texts = with_unit(ttft, "s"), with_unit(prefill, "tok/s"), with_unit(decode, "tok/s")
-    return str(one.get("input_tokens")), *texts
-
-
-def _open_loop(one: Mapping[str, Any]) -> tuple[str, ...]:
-    rate, achieved = middle(one.get("rate_rps")), middle(one.get("achieved_rps"))
-    ttft, output = middle(one.get("ttft_s")), middle(one.get("output_tok_s"))
-    texts = with_unit(achieved, "/s"), with_unit(ttft, "s"), with_unit(output, "tok/s")
-    return with_unit(rate, "/s"), *texts
 
 
 def _deployed(report: RunReport) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sparkstack.figures import HEADINGS, notes_of, points_of, table_of
+from sparkstack.figures import HEADINGS, contexts_of, notes_of, open_loop_of, points_of, table_of
 from sparkstack.progress import clean
 from sparkstack.report import RunReport, changes, curl, link_lines, seconds_of
 from sparkstack.units import seconds_text
@@ -114,6 +114,9 @@ def _figures(
     if each:
         for point in points_of(measurement):
             yield point.line
+    for one in (*contexts_of(measurement), *open_loop_of(measurement)):
+        yield one.text
+    if each:
         for line in (verdict or {}).get("lines", []):
             expected = f", expected {line['expected']}" if line["expected"] else ""
             note = f" ({line['note']})" if line.get("note") else ""

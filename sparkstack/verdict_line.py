@@ -15,9 +15,9 @@ LineVerdict = Literal["pass", "fail", "baseline", "inconclusive", "not checked"]
 @dataclass(frozen=True)
 class Line:
     """One figure: `decode_tok_s@4` is that of four streams, `decode_tok_s@1/coding` of a kind of prompt,
-    `quality/NAME` a test. `ratio` is measured ÷ expected (the limit that was missed, else `value`, else the
-    first of min, max): from 1.0 up passes a min, up to 1.0 passes a max. `note` says why a line is neither
-    pass nor fail."""
+    `quality/NAME` a test, `failed_requests@…` a point, length of input or rate with failures. `ratio` is
+    measured ÷ expected (the limit that was missed, else `value`, else the first of min, max): from 1.0 up
+    passes a min, up to 1.0 passes a max. `note` says why a line is neither pass nor fail."""
 
     name: str
     measured: float | str | None
@@ -25,6 +25,11 @@ class Line:
     ratio: float | None
     verdict: LineVerdict
     note: str | None = None
+
+
+def figure_name(figure: str, category: str, streams: int) -> str:
+    """What a point's line is called."""
+    return f"{figure}@{streams}" + ("" if category == "all" else f"/{category}")
 
 
 def number(value: Any) -> float | None:

@@ -102,10 +102,12 @@ def _base(url: str) -> str:
     try:
         return str(TypeAdapter(knobs.Url).validate_python(url)).rstrip("/").removesuffix("/v1")
     except ValidationError as error:
-        shown = re.sub(r"//[^/@]*@", "//…@", url)
         wanted = str(error.errors()[0].get("ctx", {}).get("wanted", "a URL"))
         remedy = "such as --data url=http://192.0.2.1:8000"
-        raise SparkstackError(Problem("--data", f"url = {shown!r}", wanted, remedy)) from None
+        if "query" in wanted:
+            remedy = f"a key comes from --data api_key_file=PATH or {KEY_VARIABLE}"
+        found = f"url = {knobs.shown_url(url)!r}"
+        raise SparkstackError(Problem("--data", found, wanted, remedy)) from None
 
 
 def _key(one: Any, own: bool) -> str | None:
@@ -210,7 +212,7 @@ def _there(plan: dict[str, Any], asked: Wish) -> Commands:
         if (part := live.partial(host, f"{jobs}/{plan['job']}")) is not None:
             _note(host, asked, plan, part)
         if watch.interrupted:
-            report_failure(host, f"{host.name}: bench: {live.INTERRUPTED}")
+            report_failure(host, f"{host.name}: bench: found {watch.interrupted}; {live.INTERRUPTED}")
 
     def done(state: Any, host: Any) -> bool:
         _drop(host, key)
@@ -256,7 +258,8 @@ def _here(state: Any, host: Any, plan: dict[str, Any], asked: Wish) -> bool:
         return _judged(host, asked, plan, end.measurement)
     if end.measurement is not None:
         _note(host, asked, plan, {**end.measurement, "complete": False})
-    return report_failure(host, f"bench: {live.INTERRUPTED if end.interrupted else end.error}")
+    error = f"found {end.by}; {live.INTERRUPTED}" if end.interrupted else end.error
+    return report_failure(host, f"bench: {error}")
 
 
 def _note(host: Any, asked: Wish, plan: dict[str, Any], measurement: dict[str, Any]) -> dict[str, Any] | None:
@@ -283,8 +286,8 @@ def _judged(host: Any, asked: Wish, plan: dict[str, Any], measurement: dict[str,
         wanted = "figures that can be believed"
         return report_failure(
             host,
-            f"{host.name}: bench: found no result ({verdict['why']}); wanted {wanted}; run again when "
-            "nothing else runs there",
+            f"{host.name}: bench: found no result ({verdict['why']}); wanted {wanted}; "
+            f"{gates.remedy(measurement, 'profile')}",
         )
     line = f"{host.name}: bench: found {gates.missed(verdict)}; wanted {wanted}"
     return report_failure(host, f"{line}; look at the report, or correct `expect`")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,61 +22,72 @@ from tasks.site import ROOT
 
 FOLDER = ROOT / ".cache" / "bench"
 LABEL = "bench"
+WITH_PARENT = Path(__file__).with_name("with_parent.py")
 
 
 @dataclass(frozen=True)
 class End:
-    """How it ended: what was measured (a part of it, where there was an error or Ctrl-C), and why not all."""
+    """How it ended: what was measured (a part of it, where there was an error, Ctrl-C or a signal), and why
+    not all; `by` says what interrupted it."""
 
     measurement: dict[str, Any] | None
     error: str = ""
     interrupted: bool = False
+    by: str = ""
 
 
 def run(plan: dict[str, Any], key: str | None, folder: Path = FOLDER) -> End:
-    """Run a plan to its end and show how far it is. The key is in a file of its owner alone meanwhile.
+    """Run a plan to its end and show how far it is. The key never is in a file that has a name.
 
     All of it lies in a folder of this run's own: of two endpoints that are measured at the same time none may
     be told the other's figures. What the process said stays as `<job>.log`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as name:
+    with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as name, ExitStack() as stack:
         jobs = Path(name)
-        job, key_file = jobs / str(plan["job"]), jobs / "key"
+        job, descriptors = jobs / str(plan["job"]), []
         job.mkdir()
+        if key:
+            # Gone with the two processes, whatever ends them.
+            file = stack.enter_context(tempfile.TemporaryFile(dir=jobs))
+            file.write(f"{key}\n".encode())
+            file.seek(0)
+            descriptors.append(file.fileno())
         whole = {
             **plan,
             "jobs_dir": str(jobs),
             "result": str(job / "measurement.json"),
-            "api_key_file": str(key_file) if key else None,
+            "api_key_file": f"/dev/fd/{descriptors[0]}" if descriptors else None,
         }
         plan_file = job / "plan.json"
         plan_file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-        if key:
-            with os.fdopen(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(key + "\n")
         try:
-            return _followed(plan_file, job)
+            return _followed(plan_file, job, descriptors)
         finally:
             with suppress(OSError):
                 shutil.copyfile(job / "log", folder / f"{plan['job']}.log")
 
 
-def _followed(plan_file: Path, job: Path) -> End:
-    words = [sys.executable, "-m", "onhost", "job", str(plan_file)]
+def _followed(plan_file: Path, job: Path, descriptors: list[int]) -> End:
+    # However this process ends, the other one ends with it: by -P no module of tasks/ is in its way.
+    words = [sys.executable, "-P", str(WITH_PARENT), "onhost", "job", str(plan_file)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     looked_at, interrupted = time.monotonic(), False
-    with (job / "log").open("w", encoding="utf-8") as log, interrupts.heard() as interrupt:
-        # A session of its own: Ctrl-C is for us to hear, and ends the job in good order.
-        process = subprocess.Popen(
+    # A session of its own: Ctrl-C is for us to hear, and ends the job in good order.
+    with (
+        (job / "log").open("w", encoding="utf-8") as log,
+        interrupts.heard() as interrupt,
+        subprocess.Popen(
             words,
             cwd=ROOT,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
+            pass_fds=descriptors,
             start_new_session=True,
-        )
+        ) as process,
+    ):
         try:
             while process.poll() is None:
                 if interrupt.once():
@@ -98,7 +109,7 @@ def _followed(plan_file: Path, job: Path) -> End:
         return End(measurement, "" if measurement else "found no measurement; wanted one; run again")
     said = (job / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
     error = str((end or {}).get("error") or (said[-1] if said else "that it ended without a word"))
-    return End(measurement, error, interrupted)
+    return End(measurement, error, interrupted, interrupt.name)
 
 
 def _show(path: Path) -> None:

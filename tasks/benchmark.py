@@ -100,7 +100,7 @@ def _not_measured(host: Any, site: Site, watch: Watch) -> None:
         with suppress(SparkstackError):
             report.note_benchmark(site, partial, gates.judge(partial, site.recipe.expect).as_dict())
     if watch.interrupted:
-        report_failure(host, f"{host.name}: benchmark: {live.INTERRUPTED}")
+        report_failure(host, f"{host.name}: benchmark: found {watch.interrupted}; {live.INTERRUPTED}")
         return
     kept = activation.kept_by(host)
     back = releases.before(kept, site.release_id)
@@ -156,7 +156,7 @@ def judged(site: Site) -> Commands:
     if verdict["result"] == "inconclusive":
         yield fail(
             f"{host.name}: benchmark: found no result ({verdict['why']}); wanted figures that can be "
-            f"believed; release {site.release_id} goes on serving; run again when nothing else runs there"
+            f"believed; release {site.release_id} goes on serving; {gates.remedy(measurement, 'benchmark')}"
         )
         return
     figures = gates.missed(verdict)

@@ -9,9 +9,7 @@ from typing import Any
 from sparkstack.figures import table_of
 from tasks.remote import progress, shell
 
-INTERRUPTED = (
-    "found Ctrl-C; wanted the whole measurement; the report has what was measured until then; run again"
-)
+INTERRUPTED = "wanted the whole measurement; the report has what was measured until then; run again"
 # A measurement is some tens of kilobytes; whatever else may stand there is not shown.
 MOST_BYTES = 4_000_000
 

@@ -73,10 +73,11 @@ def plan_file(path: str, plan: dict[str, Any]) -> ManagedFile:
 @dataclass
 class Watch:
     """For a job whose parts are worth something: `look` is called every few seconds with the host and the
-    job's folder, and Ctrl-C ends the job instead of leaving it to itself; `interrupted` says so."""
+    job's folder, and Ctrl-C (or a signal to end) ends the job instead of leaving it to itself; `interrupted`
+    says by what, else it is ""."""
 
     look: Callable[[Any, str], object]
-    interrupted: bool = False
+    interrupted: str = ""
 
 
 def job(
@@ -149,7 +150,7 @@ def _start_and_follow(
     looked_at = time.monotonic()
     while True:
         if watch is not None and interrupt is not None and interrupt.once():
-            watch.interrupted = True
+            watch.interrupted = interrupt.name
             shell(host, f"systemctl stop --no-block {name}")
         ok, text = shell(host, look)
         if not ok:

@@ -271,10 +271,7 @@ class Phases:
         """Of the points over all kinds: the largest spread, after measuring again where it was too large."""
         spreads = [p["spread"] for p in self._out.get("points", []) if p["spread"] is not None]
         widest = max(spreads, default=None)
-        noisy = widest is not None and widest > self._profile.spread_limit
-        return {
-            "spread": widest,
-            "limit": self._profile.spread_limit,
-            "repeated": self._load.repeated,
-            "verdict": "noisy" if noisy else "quiet",
-        }
+        limit = self._profile.spread_limit
+        # Where nothing was repeated nobody knows whether the machine is quiet.
+        verdict = "unknown" if widest is None else "noisy" if widest > limit else "quiet"
+        return {"spread": widest, "limit": limit, "repeated": self._load.repeated, "verdict": verdict}

@@ -277,6 +277,12 @@ def test_noise_is_measured_again_and_then_told(tmp_path: Path) -> None:
     assert found["points"][0]["decode_tok_s"]["min"] == near(10) and found["points"][0]["requests"] == 2
 
 
+def test_of_one_repeat_the_noise_is_not_known(tmp_path: Path) -> None:
+    server = Scripted(timing=lambda _n, _body: Timing(0.5, 0.1))
+    found = measured(tmp_path, server, {**QUICK, "spread_limit": 0.2})
+    assert found["noise"] == {"spread": None, "limit": 0.2, "repeated": 0, "verdict": "unknown"}
+
+
 @pytest.mark.parametrize(
     ("gap", "streams"),
     [(0.0005, [1]), (0.05, [1, 2, 4]), (0.7, [1]), (9.0, [1]), (9.0, [1, 2, 8]), (25.0, [1])],

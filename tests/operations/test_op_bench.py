@@ -5,8 +5,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +22,7 @@ from test_op_benchmark import measurement
 from sparkstack.expectation import CATEGORIES, PROFILES, QUALITY, STANDARD_STREAMS
 from sparkstack.releases import Kept, OnHost
 from sparkstack.report import RunReport
-from tasks import bench, bench_local, report
+from tasks import bench, bench_local, interrupts, report
 from tasks.activation import Releases
 from tasks.site import SiteError
 
@@ -30,6 +34,7 @@ ABOUT = {
     "image": "i",
     "argv": ["secret"],
 }
+ONE = {"median": 20.0, "min": 20.0, "max": 20.0, "n": 1, "ci": None}
 JOB = "/var/lib/sparkstack/jobs/sparkstack-bench-now-abc-standard"
 
 
@@ -43,6 +48,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> RunReport:
 @pytest.fixture(autouse=True)
 def plain_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(bench.KEY_VARIABLE, raising=False)
+
     # A fake inventory keeps all its data with the hosts; what was said with --data is a test's to say.
     def homes(host: FakeHost) -> dict[str, str]:
         return dict.fromkeys(host.data.dict().get("said", ()), "--data")
@@ -52,7 +58,9 @@ def plain_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def head(**data: Any) -> FakeHost:
-    one = FakeHost("spark-1", ssh_hostname="10.0.0.1", _sudo=True, **{"recipe": str(HERE / "recipe.yaml"), **data})
+    one = FakeHost(
+        "spark-1", ssh_hostname="10.0.0.1", _sudo=True, **{"recipe": str(HERE / "recipe.yaml"), **data}
+    )
     one.facts = {Releases: OnHost("abc", {"abc": Kept(ABOUT, 0, None)})}
     return one
 
@@ -113,6 +121,15 @@ def test_other_hosts_do_nothing(noted: RunReport) -> None:
             {"noise": {"spread": 0.4, "limit": 0.1, "repeated": 0, "verdict": "noisy"}}, 20,
             "found no result (the machine is noisy: spread 40 % over 10 %); wanted figures that can be believed; "
             "run again when nothing else runs there",
+        ),
+        (
+            {
+                "points": [{"streams": 1, "requests": 1, "failed": 0, "decode_tok_s": ONE, "ttft_s": ONE, "total_tok_s": 20}],
+                "noise": {"spread": None, "limit": 0.1, "repeated": 0, "verdict": "unknown"},
+                "profile": {"name": "smoke", "streams": [1]},
+            }, 20,
+            "found no result (decode_tok_s@1: one sample: its spread is not known); wanted figures that can be believed; "
+            "give it more time: --data profile=standard",
         ),
     ],
 )  # fmt: skip
@@ -182,6 +199,9 @@ def test_a_host_without_the_environment_says_what_else(noted: RunReport) -> None
     ("data", "line"),
     [
         ({"url": "ftp://x"}, "--data: found url = 'ftp://x'; wanted a URL that begins with https:// or http://; such as"),
+        ({"url": "http://h?api_key=s3cret"}, "--data: found url = 'http://h?…'; wanted a URL without a query (the ? and what follows), for logs and reports show it; a key comes from --data api_key_file=PATH or SPARKSTACK_API_KEY"),
+        ({"url": "http://127.0.0.1:99999"}, "--data: found url = 'http://127.0.0.1:99999'; wanted a URL whose port is a number from 1 to 65535; such as --data url=http://192.0.2.1:8000"),
+        ({"url": "h:8000?api_key=s3cret"}, "--data: found url = 'h:8000?…'; wanted a URL that begins with https:// or http://; such as"),
         ({"url": "http://a:b@c"}, "--data: found url = 'http://…@c'; wanted a URL without user and password"),
         ({"profile": "big"}, "--data: found profile = 'big'; wanted one of: smoke, standard, full; --data profile=smoke"),
         ({"model": "x"}, "--data: found model = 'x' without url; wanted url beside it"),
@@ -240,7 +260,9 @@ import json, pathlib, signal, sys, time
 plan = json.loads(pathlib.Path(sys.argv[-1]).read_text())
 job = pathlib.Path(plan["jobs_dir"]) / plan["job"]
 key = plan["api_key_file"] and pathlib.Path(plan["api_key_file"])
-found = {"format": 2, "release": "url", "complete": False, "key": bool(key and key.stat().st_mode & 0o777 == 0o600)}
+files = [path for path in job.parent.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+good = key and key.stat().st_mode & 0o777 == 0o600 and key.read_text() == "s3cret\\n" and not files
+found = {"format": 2, "release": "url", "complete": False, "key": bool(good)}
 def write(name, value): (job / name).write_text(json.dumps(value))
 def stop(*_):
     write("measurement.json", found); write("result.json", {"ok": False, "error": "found SIGTERM"}); sys.exit(1)
@@ -251,8 +273,28 @@ write("measurement.json", {**found, "complete": True}); write("result.json", {"o
 """
 
 
-@pytest.mark.parametrize("mode", ["", "time.sleep(60)", "sys.exit('found a stone')"])
-def test_from_here_it_is_a_process(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hangs_up() -> Iterator[None]:
+    """Under nohup SIGHUP is ignored, which `heard` leaves as it is."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [
+        ("", signal.SIGINT),
+        ("time.sleep(60)", signal.SIGINT),
+        ("time.sleep(60)", signal.SIGTERM),
+        ("time.sleep(60)", signal.SIGHUP),
+        ("sys.exit('found a stone')", signal.SIGINT),
+    ],
+)
+@pytest.mark.usefixtures("hangs_up")
+def test_from_here_it_is_a_process(
+    mode: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "onhost.py"
     script.write_text(CHILD.replace("MODE", mode))
     monkeypatch.setattr(bench_local, "ROOT", tmp_path)
@@ -262,20 +304,64 @@ def test_from_here_it_is_a_process(mode: str, tmp_path: Path, monkeypatch: pytes
         def pressed(path: Path) -> None:
             plain(path)
             if path.exists() and path.read_text().endswith("\n"):
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
+                if number == signal.SIGHUP:
+                    signal.raise_signal(number)  # of the shell, and of the kernel
                 monkeypatch.setattr(bench_local, "_show", plain)
 
         monkeypatch.setattr(bench_local, "_show", pressed)
-    before = signal.getsignal(signal.SIGINT)
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(one) for one in ends]
     end = bench_local.run({"job": "sparkstack-bench-x"}, "s3cret", tmp_path)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert [signal.getsignal(one) for one in ends] == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["onhost.py", "sparkstack-bench-x.log"]
     if not mode:
         assert end == bench_local.End({"format": 2, "release": "url", "complete": True, "key": True})
     elif mode.startswith("time"):
         assert end.interrupted and end.measurement is not None and end.measurement["complete"] is False
+        assert end.measurement["key"] and end.by == interrupts.NAMES[number]
     else:
         assert (end.measurement, end.error, end.interrupted) == (None, "found a stone", False)
+
+
+def test_the_process_ends_with_the_one_that_began_it(tmp_path: Path) -> None:
+    """A pipe between them: it breaks however ours ends, by SIGKILL as well."""
+    (tmp_path / "onhost.py").write_text(
+        CHILD.replace("MODE", "print('is there', flush=True); time.sleep(60)")
+    )
+    job = tmp_path / "job"
+    job.mkdir()
+    (job / "plan.json").write_text(
+        json.dumps({"jobs_dir": str(tmp_path), "job": "job", "api_key_file": None})
+    )
+    words = [sys.executable, "-P", str(bench_local.WITH_PARENT), "onhost", "job", str(job / "plan.json")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        words, stdin=pipe, stdout=pipe, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"is there\n"
+        process.stdin.close()
+        assert process.wait(15) == 1
+    assert json.loads((job / "result.json").read_text())["error"] == "found SIGTERM"
+
+
+def test_what_was_ignored_stays_ignored_and_a_second_sigterm_does_what_it_did() -> None:
+    heard: list[int] = []
+    before = {number: signal.getsignal(number) for number in interrupts.NAMES}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+        with interrupts.heard() as note:
+            signal.raise_signal(signal.SIGHUP)
+            assert not note.once()
+            signal.raise_signal(signal.SIGTERM)
+            assert note.once() and not note.once() and note.name == "SIGTERM" and heard == []
+            signal.raise_signal(signal.SIGTERM)
+            assert heard == [signal.SIGTERM]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_the_names_are_those_that_are_measured() -> None:

@@ -199,7 +199,10 @@ def test_a_limit_inside_the_interval_of_a_wide_point_decides_nothing(
 def test_what_was_cut_off_never_passes() -> None:
     expect = {"decode_tok_s": {1: {"min": 8}, 2: {"min": 8}}, "ttft_s": {1: {"max": 0.1}}}
     cut = judge(full(point(1), complete=False), {"decode_tok_s": expect["decode_tok_s"]})
-    assert (cut.result, cut.why) == ("inconclusive", "the measurement was stopped before its end; 1 not checked")
+    assert (cut.result, cut.why) == (
+        "inconclusive",
+        "the measurement was stopped before its end; 1 not checked",
+    )
     assert [line(cut, f"decode_tok_s@{n}").verdict for n in (1, 2)] == ["inconclusive", "not checked"]
     assert line(cut, "sane").verdict == "inconclusive"
     assert judge(full(complete=False), expect).result == "fail"  # a miss is a miss
@@ -293,7 +296,12 @@ def sane(status: str, score: float | None, **more: Any) -> dict[str, Any]:
         ("fail", 0.33333, {}, "fail"),
         ("fail", 0.66667, {}, "pass"),  # a model that knows one language alone talks no garbage
         ("pass", 1.0, {}, "pass"),
-        ("inconclusive", 0.0, {"at_best": 1.0}, "not checked"),  # cut by the profile's time, or still thinking
+        (
+            "inconclusive",
+            0.0,
+            {"at_best": 1.0},
+            "not checked",
+        ),  # cut by the profile's time, or still thinking
         ("fail", 0.0, {"at_best": 0.33333}, "fail"),
         ("inconclusive", 0.66667, {"at_best": 1.0}, "pass"),
         ("not checked", None, {}, "not checked"),
@@ -354,7 +362,12 @@ def test_why_requests_failed_is_told() -> None:
 def test_a_profile_is_the_named_one_with_the_recipe_s_own() -> None:
     wish = Benchmark(streams=[1, 3], max_tokens=900, spread_limit=2)
     assert profile_of("smoke", Benchmark()) == {"name": "smoke"}
-    assert profile_of("smoke", wish) == {"name": "smoke", "streams": [1, 3], "max_tokens": 900, "spread_limit": 2.0}
+    assert profile_of("smoke", wish) == {
+        "name": "smoke",
+        "streams": [1, 3],
+        "max_tokens": 900,
+        "spread_limit": 2.0,
+    }
     assert profile_of("full", wish) == {"name": "full", "streams": [1, 2, 3, 4, 6, 8], "spread_limit": 2.0}
     assert profile_of("standard", Benchmark(streams=[4])) == {"name": "standard"}
     assert profile_of("smoke", Benchmark(quality=[])) == {"name": "smoke", "quality": []}
@@ -384,3 +397,149 @@ def test_what_there_was_no_time_for_is_no_miss() -> None:
     assert (result.result, line(result, "decode_tok_s@2").note) == ("inconclusive", late)
     assert line(result, "decode_tok_s@1/coding").verdict == "inconclusive"
     assert judge(full(notes=["thinking on: refused"]), expect).result == "fail"
+
+
+# A request that failed is no pass, wherever it was: each part of a measurement, and each of its entries.
+
+BROKEN = {"requests": 5, "failed": 5, "failures": ["HTTP 500 (out of memory)"]}
+MET = {"decode_tok_s": {1: {"min": 1}}}
+TOO_LONG = (
+    "found HTTP 400 from http://h:1 ({}); wanted the request accepted; check the context length and the "
+    "benchmark's profile"
+)
+SEARCHED = {"name": "full", "saturation": True, "streams": [1], "rates": [2.0]}
+
+
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [
+        ({"points": [{**point(), "category": "coding", "thinking": True, **BROKEN}]}, "1/coding/thinking"),
+        ({"points": [{**point(), "category": "coding", "thinking": False, **BROKEN}]}, "1/coding/not thinking"),
+        ({"points": [{**point(4), "category": "json", **BROKEN}]}, "4/json"),
+        ({"points": [{**point(4), **BROKEN}]}, "4"),
+        ({"contexts": [{"asked": 8192, "input_tokens": None, **BROKEN}]}, "context/8192"),
+        ({"contexts": [{"asked": 8192, "input_tokens": 8190, **BROKEN}]}, "context/8192"),
+        ({"open_loop": [{"rate_rps": 2.5, **BROKEN}]}, "open loop/2.5"),
+        ({"open_loop": [{"rate_rps": 2.0, **BROKEN}], "profile": SEARCHED, "saturation": {"rate_rps": 1.0}}, "open loop/2"),
+        ({"open_loop": [{"rate_rps": 1.0, **BROKEN}], "profile": SEARCHED, "saturation": {"rate_rps": 1.0}}, "open loop/1"),
+        ({"open_loop": [{"rate_rps": 1.0, **BROKEN}], "profile": SEARCHED, "saturation": {"rate_rps": None}}, "open loop/1"),
+    ],
+)  # fmt: skip
+def test_a_request_that_failed_is_no_pass_wherever_it_was(found: dict[str, Any], name: str) -> None:
+    good = {**point(), "category": "coding", "thinking": False}
+    points = [point(), *([good] if name.endswith("/thinking") else []), *found.pop("points", [])]
+    result = judge(full(*points, **found), MET)
+    [failed] = [one for one in result.lines if one.verdict == "fail"]
+    assert (failed.name, failed.measured) == (f"failed_requests@{name}", "5 of 5")
+    assert failed.note == "HTTP 500 (out of memory)"
+    assert (result.result, result.why) == ("fail", f"missed: failed_requests@{name}")
+    assert missed(result.as_dict()).endswith("5 of 5 (expected none of at least 1: HTTP 500 (out of memory))")
+
+
+def test_of_many_points_that_failed_a_message_names_a_few() -> None:
+    points = [{**point(streams), **BROKEN} for streams in (1, 2, 4, 6, 8)]
+    words = missed(judge(full(*points), {"decode_tok_s": {8: {"min": 99}}}).as_dict())
+    assert words.startswith("decode_tok_s@8 10.0 (expected ≥ 99.0), failed_requests@1 5 of 5 (expected none")
+    assert words.endswith(", 2 more with failed requests") and words.count("out of memory") == 3
+
+
+def test_the_rate_at_which_a_server_gave_up_is_what_was_looked_for() -> None:
+    beyond = {
+        "open_loop": [{"rate_rps": 3.0, **BROKEN}],
+        "profile": SEARCHED,
+        "saturation": {"rate_rps": 1.0},
+    }
+    result = judge(full(point(), **beyond), MET)
+    told = line(result, "failed_requests@open loop/3")
+    assert (result.result, told.verdict, told.expected) == ("pass", "baseline", None)
+    assert told.note == "HTTP 500 (out of memory); above the saturation point, which such a rate ends"
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ("This model's maximum context length is 4096 tokens. However, you requested 8192", "not checked"),
+        ("the request exceeds the available context size", "not checked"),
+        ("The input (8192 tokens) is longer than the model's context length (4096 tokens).", "not checked"),
+        ("`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 8192", "not checked"),
+        ("prompt is too long: 8192 tokens", "not checked"),
+        ("The model `m` does not exist", "fail"),
+        ("unknown field ignore_eos", "fail"),
+    ],
+)
+def test_an_input_that_the_model_has_no_room_for_was_not_checked(words: str, verdict: str) -> None:
+    one = {
+        "asked": 8192,
+        "input_tokens": None,
+        "requests": 1,
+        "failed": 1,
+        "failures": [TOO_LONG.format(words)],
+    }
+    result = judge(full(contexts=[one]), MET)
+    assert line(result, "failed_requests@context/8192").verdict == verdict
+    assert result.result == ("fail" if verdict == "fail" else "pass")
+    assert ("1 not checked" in result.why) is (verdict == "not checked")
+    both = {**one, "requests": 2, "failed": 2, "failures": [*one["failures"], "no byte for 300 s"]}
+    assert line(judge(full(contexts=[both]), MET), "failed_requests@context/8192").verdict == "fail"
+
+
+@pytest.mark.parametrize("broken", [{"contexts": [None]}, {"open_loop": [{"failed": 1}]}, {"contexts": 5}])
+def test_a_part_of_another_form_is_one_line(broken: dict[str, Any]) -> None:
+    with pytest.raises(SparkstackError) as caught:
+        judge(full(**broken), None)
+    assert caught.value.lines[0].startswith("measurement: found ")
+
+
+# A spread that is not known is not a small one.
+
+UNKNOWN = {"spread": None, "limit": 0.1, "repeated": 0, "verdict": "unknown"}
+SINGLE = "one sample: its spread is not known"
+CUT = "its requests were cut short, and its spread is not known"
+
+
+def alone(value: float, n: int = 1) -> dict[str, Any]:
+    return {"median": value, "min": value, "max": value, "n": n, "ci": None}
+
+
+@pytest.mark.parametrize(
+    ("figure", "changes", "bound", "verdict", "note"),
+    [
+        ("decode_tok_s", {"decode_tok_s": alone(10)}, {"min": 1}, "inconclusive", SINGLE),
+        ("decode_tok_s", {"decode_tok_s": alone(10)}, {"min": 15}, "inconclusive", SINGLE),
+        ("decode_tok_s", {"decode_tok_s": alone(10)}, {"min": 21}, "fail", None),  # not even twice as good
+        ("ttft_s", {"ttft_s": alone(20)}, {"max": 30}, "inconclusive", SINGLE),
+        ("ttft_s", {"ttft_s": alone(20)}, {"max": 0.5}, "fail", None),
+        ("end_to_end_s", {"end_to_end_s": alone(6)}, {"max": 9}, "inconclusive", SINGLE),
+        ("inter_token_s", {"inter_token_s": alone(0.1, 63), "requests": 1}, {"max": 1}, "inconclusive", SINGLE),
+        ("total_tok_s", {"requests": 1}, {"min": 1}, "inconclusive", SINGLE),
+        ("total_tok_s", {}, {"min": 1}, "pass", None),
+        ("decode_tok_s", {"cut": 1}, {"min": 1}, "inconclusive", CUT),
+        ("decode_tok_s", {"cut": 1, "spread": 0.01}, {"min": 1}, "pass", None),
+        ("decode_tok_s", {"decode_tok_s": alone(10), "spread": 0.01}, {"min": 1}, "pass", None),
+        ("acceptance", {"requests": 1, "acceptance": 0.7}, {"min": 0.6}, "pass", None),  # no clock in it
+        ("decode_tok_s", {"decode_tok_s": sample(8, 10, 12, (9, 11))}, {"min": 8.5}, "pass", None),
+        ("decode_tok_s", {"decode_tok_s": sample(8, 10, 12, (9, 11))}, {"min": 12}, "fail", None),
+        (
+            "decode_tok_s", {"decode_tok_s": sample(8, 10, 12, (9, 11))}, {"min": 9.5}, "inconclusive",
+            "the limit 9.5 lies inside the median's interval 9 to 11, and without repeats the spread is not known",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("category", ["all", "coding"])
+def test_a_spread_that_is_not_known_passes_nothing_by_itself(
+    category: str,
+    figure: str,
+    changes: dict[str, Any],
+    bound: dict[str, float],
+    verdict: str,
+    note: str | None,
+) -> None:
+    measured = full({**point(), "spread": None, "category": category, **changes}, noise=UNKNOWN)
+    bounds = {figure: {1: bound}}
+    result = judge(measured, bounds if category == "all" else {"categories": {category: bounds}})
+    name = f"{figure}@1" + ("" if category == "all" else f"/{category}")
+    found = line(result, name)
+    assert (found.verdict, found.note) == (verdict, note)
+    if category == "all":
+        assert result.result == verdict
+    assert judge(measured, None).ok  # nothing is expected: the figure is kept

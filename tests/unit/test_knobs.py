@@ -123,10 +123,36 @@ WRONG: list[tuple[str, Any, str]] = [
         ["https://m.example", "m.example:5000"],
         "found docker_mirrors.1 = 'm.example:5000' (text); wanted a URL that begins with https:// or h",
     ),
+    (
+        "docker_mirrors",
+        "https://m?k=s3cr3t",
+        f"found docker_mirrors = 'https://m?…' (text); wanted a list; {SEE}",
+    ),
     ("docker_mirrors", "https://m", f"found docker_mirrors = 'https://m' (text); wanted a list; {SEE}"),
-    ("docker_mirrors", ["https://m:x"], "found docker_mirrors.0 = 'https://m:x' (text); wanted a URL"),
-    ("docker_mirrors", ["https:///v2/"], "found docker_mirrors.0 = 'https:///v2/' (text); wanted a URL"),
-    ("docker_mirrors", ["https://m n"], "found docker_mirrors.0 = 'https://m n' (text); wanted a URL"),
+    *(
+        ("docker_mirrors", [url], f"found docker_mirrors.0 = '{url}' (text); wanted a URL {wanted}; {SEE}")
+        for url, wanted in (
+            ("https://m:x", "whose port is a number from 1 to 65535"),
+            ("https://m:0", "whose port is a number from 1 to 65535"),
+            ("https://m:99999/v2", "whose port is a number from 1 to 65535"),
+            ("https:///v2/", "with a host's name or address in it"),
+            ("https://[::1", "with a host's name or address in it"),
+            ("https://m n", "without blanks in it"),
+            ("https:/m", "that begins with https:// or http://"),
+        )
+    ),
+    (
+        "hub_endpoint",
+        "https://h?key=s3cr3t's",
+        "found hub_endpoint = 'https://h?…' (text); wanted a URL without a query",
+    ),
+    (
+        "hub_endpoint",
+        "https://h/#s3cr3t",
+        "found hub_endpoint = 'https://h/#…' (text); wanted a URL without a fragment",
+    ),
+    ("hub_endpoint", "https://me:s3c/r3t@h", "found hub_endpoint = 'https://…@h' (text); wanted a URL "),
+    ("conda_channel_alias", "h?key=s3cr3t", "found conda_channel_alias = 'h?…' (text); wanted a URL that "),
     (
         "hub_endpoint",
         "https://me:s3cr3t@hub.example",

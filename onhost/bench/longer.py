@@ -49,7 +49,9 @@ async def needle(asked: Asked, lengths: list[int], depths: tuple[float, ...], to
     wanted = f"the sentence found at {len(depths)} depths of each length"
     if not lengths:
         return Result("needle", "not checked", "no length that fits the model's context", wanted)
-    notes, replies, right = [], [], []
+    notes: list[str] = []
+    replies: list[Reply | str] = []
+    right: list[bool] = []
     for length in lengths:
         try:
             texts, got = await _needles(asked, length, depths, len(replies))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ SHORT: dict[str, Callable[[quality.Asked], Awaitable[quality.Result]]] = {
 # and of its answers agreement finds some that determinism asked for.
 WEIGHTS = {"sane": 5, "exact": 1, "determinism": 3}
 WEIGHT = 2
+BUFFERED = 8  # chunks that come together; of one step with speculative decoding they are fewer
 MARGIN = 0.99  # of the model's context: the input's length is known by its words, and that to a percent
 
 
@@ -145,6 +147,11 @@ class Phases:
             self._note(
                 "the stream comes in one piece: something between buffers it; how fast the tokens of "
                 f"{pieces} of {len(self._samples)} answers came is not known"
+            )
+        elif (most := statistics.median(sample.chunks_a_piece for sample in self._samples)) >= BUFFERED:
+            self._note(
+                f"the stream comes in pieces of about {most:.0f} chunks: something between buffers it; the "
+                "first token's time is that of the first piece"
             )
 
     async def _categories(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from onhost.bench.figures import tidy
 
 FEW = 4  # chunks; of fewer nobody can say that they came in one piece
-PIECE = 0.02  # share of a request's time in which all chunks came
+PIECE = 0.02  # share of a request's time in which all chunks came; of the mean gap, what is no gap
 STEP = 0.0003  # s; no engine's step is shorter, and reading an event takes a tenth of it
 
 
@@ -69,7 +69,7 @@ class Sample:
 
     @property
     def decode_tok_s(self) -> float | None:
-        """(tokens − those of the first chunk) / (last − first); None where all tokens came at once."""
+        """(tokens − those of the first piece) / (last − first); None where all tokens came at once."""
         if self.in_one_piece:
             return None
         waits = self._waits()
@@ -77,27 +77,42 @@ class Sample:
         return after / span if span > 0 and after > 0 else None
 
     def inter_token(self) -> list[float]:
-        """A wait for each token after the first chunk: those of one chunk share the wait for it evenly."""
+        """A wait for each token after the first piece: those of one piece share the wait for it evenly."""
         waits: list[float] = []
         if not self.in_one_piece:
             for gap, tokens in self._waits():
                 waits += [gap / tokens] * max(1, round(tokens))
         return waits
 
+    @property
+    def chunks_a_piece(self) -> float:
+        """How many chunks come together, on average: 1 for most servers."""
+        return self.chunks / (1 + len(self._waits()))
+
     def _waits(self) -> list[tuple[float, float]]:
-        """(s, tokens) from one chunk with tokens to the next. Text may come apart from its ids: where the
-        server gives ids, a chunk without any has no tokens, and its wait is a part of the next one's."""
-        if self.ids is None:
-            mean = self.tokens / max(1, self.chunks)
-            return [(gap, mean) for gap, _ in self.steps]
+        """(s, tokens) from one piece with tokens to the next, where a piece is what comes together.
+
+        Text may come apart from its ids: where the server gives ids, a chunk without any has no tokens, and
+        its wait is a part of the next one's. Chunks come together where a server sends each token of a step
+        by itself, or something between holds them back: then their gaps are next to none of the mean.
+        """
+        mean = self.tokens / max(1, self.chunks)
+        together = min(STEP, PIECE * (self.last - self.first) / max(1, len(self.steps)))
         waits: list[tuple[float, float]] = []
-        waited, begun = 0.0, self.first_tokens > 0
+        waited, first, begun = 0.0, 0.0, self.first_tokens > 0
         for gap, ids in self.steps:
             waited += gap
-            if ids:
-                if begun:
-                    waits.append((waited, ids))
-                begun, waited = True, 0.0
+            tokens = mean if self.ids is None else ids
+            if not tokens:
+                continue
+            if waited >= together and begun:
+                waits.append((first + waited, tokens))
+                first = 0.0
+            elif waits:
+                waits[-1] = (waits[-1][0] + waited, waits[-1][1] + tokens)
+            elif begun:
+                first += waited  # how long the first piece took counts as it does for the others
+            waited, begun = 0.0, True
         return waits
 
 

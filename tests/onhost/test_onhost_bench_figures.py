@@ -121,6 +121,22 @@ def test_a_stream_that_comes_in_one_piece_has_no_speed(
     assert note.startswith("the stream comes in one piece: something between buffers it")
 
 
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize("piece", [3, 8, 48])
+def test_a_stream_that_comes_in_pieces_has_the_speed_of_the_server(
+    tmp_path: Path, piece: int, ids: bool
+) -> None:
+    """A server that sends each token of a step by itself, or a buffer of some chunks: 50 tokens/s."""
+    stall = {at: 0.02 * piece for at in range(piece, 144, piece)}
+    server = Scripted(timing=lambda _n, _body: Timing(0.5, 1.7e-5, stall=stall), ids=ids)
+    found = measured(tmp_path, server, {**QUICK, "max_tokens": 144})
+    (point,) = found["points"]
+    assert point["decode_tok_s"]["median"] == near(50) and point["inter_token_s"]["median"] == near(0.02)
+    assert point["inter_token_s"]["n"] == 144 - piece
+    assert len(found["notes"]) == (piece >= 8)
+    assert all(n.startswith(f"the stream comes in pieces of about {piece} chunks") for n in found["notes"])
+
+
 def test_a_long_wait_before_a_fast_answer_is_no_piece(tmp_path: Path) -> None:
     server = Scripted(timing=lambda _n, _body: Timing(400, 0.02))
     found = measured(tmp_path, server, {**QUICK, "timeout_s": 900})

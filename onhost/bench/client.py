@@ -61,17 +61,21 @@ async def ask(
     until: float = math.inf,
     enough: float = math.inf,
     plain: bool = False,
+    running: bool = False,
 ) -> Sample:
     """Sends one request and reads its stream, at most until the loop's time `until`, and only until `enough`
-    where it has two chunks by then whose tokens are counted: a rate can be told from those. Without token ids
-    nothing is counted before the end, so that `until` alone counts.
+    where it has two chunks by then whose tokens are counted: a rate can be told from those. Where nothing is
+    counted before the end, `until` alone counts.
 
-    `plain` leaves out what only vLLM and its like know. Failed for what may pass; JobError for what will not.
+    `plain` leaves out what only vLLM and its like know; `running` asks for usage with each chunk.
+    Failed for what may pass; JobError for what will not.
     """
     body = target.body(prompt, max_tokens, thinking)
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     if not plain:  # the number of tokens is then fixed, so that speeds compare, and each token is counted
         body |= {"ignore_eos": True, "return_token_ids": True}
+        if running:
+            body["stream_options"]["continuous_usage_stats"] = True
     loop = asyncio.get_running_loop()
     reader = Reader(sample := Sample(loop.time()))
     last = until
@@ -89,7 +93,7 @@ async def ask(
                     reader.take(event, now)
                     if max(sample.chunks, reader.ids) > 2 * max_tokens + 16:
                         raise Failed(f"no end after twice the {max_tokens} tokens that were asked for")
-                    if sample.chunks > 1 and reader.ids:
+                    if reader.shows_a_rate:
                         last = min(until, max(now, enough))
                     guard.reschedule(min(now + target.timeout, last))
             return reader.end(loop.time())

@@ -86,7 +86,10 @@ class Load:
     tick: Callable[[int], None]
     mark: int = 0
     plain: bool = False  # the server refused vLLM's own fields
-    uncounted: bool = False  # the last answer had no token ids: one that is cut has no count
+    uncounted: bool = (
+        False  # nobody counted the last answer's tokens before its end: one that is cut has none
+    )
+    running: bool | None = False  # usage with each chunk, for servers without token ids; None: it is refused
     repeated: int = 0
 
     async def one(
@@ -97,14 +100,18 @@ class Load:
             sample = await self._asked(text, thinking, until, enough)
         except OutOfTime as late:
             into.late.append(str(late))
-            into.lost = into.lost or isinstance(late, Uncounted)
+            if isinstance(late, Uncounted):
+                into.lost = True
+                self._without_ids()
         except Failed as failed:
             into.failures.append(str(failed))
             into.ended = asyncio.get_running_loop().time()
         else:
             into.ended = sample.ended
             into.samples.append(sample)
-            self.uncounted = sample.ids is None
+            self.uncounted = not sample.exact
+            if sample.ids is None:
+                self._without_ids()
             if sample.odd:
                 into.failures.append(sample.odd)
         finally:
@@ -112,15 +119,30 @@ class Load:
 
     async def _asked(self, text: str, thinking: bool | None, until: float, enough: float) -> Sample:
         """A 400 may be about fields that other servers do not know: from then on they are left out."""
-        size = self.max_tokens
-        if not self.plain:
+
+        async def send(plain: bool = False, running: bool = False) -> Sample:
+            size = self.max_tokens
+            return await ask(self.client, self.target, text, size, thinking, until, enough, plain, running)
+
+        if self.plain:
+            return await send(plain=True)
+        if self.running:
             try:
-                return await ask(self.client, self.target, text, size, thinking, until, enough)
+                return await send(running=True)
             except Refused:
-                sample = await ask(self.client, self.target, text, size, thinking, until, enough, plain=True)
-                self.plain = True
+                sample = await send()
+                self.running = None
                 return sample
-        return await ask(self.client, self.target, text, size, thinking, until, enough, plain=True)
+        try:
+            return await send()
+        except Refused:
+            sample = await send(plain=True)
+            self.plain = True
+            return sample
+
+    def _without_ids(self) -> None:
+        if self.running is False:
+            self.running = True
 
     def texts(self, count: int, category: str) -> list[str]:
         """The first `count` prompts of a kind, the same ones each time but for their marks."""

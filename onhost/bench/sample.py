@@ -1,8 +1,8 @@
 """One streamed answer: from its events and their times to tokens, waits and a speed.
 
 A chunk of the stream is a step of the engine, not a token: with speculative decoding it holds several.
-Tokens are therefore the ids that the server gives, else what `usage` says at the end; where both are there
-and differ the request counts as failed.
+Tokens are therefore the ids that the server gives, else what `usage` says with each chunk, else what it says
+at the end; where ids and usage differ the request counts as failed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class Uncounted(OutOfTime):
 
 @dataclass
 class Sample:
-    """One answer. Times in s of one clock; `steps` are (s since the chunk before, ids in it) after the first.
+    """One answer. Times in s of one clock; `steps`, after the first chunk: (s since the chunk before, its
+    tokens).
 
-    `tokens` and `first_tokens` are exact where ids are given; else `tokens` is what usage says, and the first
-    chunk is taken to hold as many as a chunk holds on average.
+    `exact`: the server counts the tokens of each chunk, by ids or by usage. Else `tokens` is what usage says
+    at the end, and each chunk is taken to hold as many as a chunk holds on average.
     """
 
     began: float
@@ -47,6 +48,7 @@ class Sample:
     first_tokens: float = 0.0
     prompt_tokens: int = 0
     ids: int | None = None
+    exact: bool = False
     text: str = ""
     longest_run: int = 0  # of one token id, or of one chunk's text where there are no ids
     steps: list[tuple[float, int]] = field(default_factory=list)
@@ -92,17 +94,17 @@ class Sample:
     def _waits(self) -> list[tuple[float, float]]:
         """(s, tokens) from one piece with tokens to the next, where a piece is what comes together.
 
-        Text may come apart from its ids: where the server gives ids, a chunk without any has no tokens, and
-        its wait is a part of the next one's. Chunks come together where a server sends each token of a step
+        Text may come apart from its ids: where the server counts, a chunk without tokens is no wait, and its
+        gap is a part of the next one's. Chunks come together where a server sends each token of a step
         by itself, or something between holds them back: then their gaps are next to none of the mean.
         """
         mean = self.tokens / max(1, self.chunks)
         together = min(STEP, PIECE * (self.last - self.first) / max(1, len(self.steps)))
         waits: list[tuple[float, float]] = []
         waited, first, begun = 0.0, 0.0, self.first_tokens > 0
-        for gap, ids in self.steps:
+        for gap, counted in self.steps:
             waited += gap
-            tokens = mean if self.ids is None else ids
+            tokens = counted if self.exact else mean
             if not tokens:
                 continue
             if waited >= together and begun:
@@ -124,10 +126,31 @@ class Reader:
         self._texts: list[str] = []
         self._ids: list[object] | None = None
         self._usage: dict[str, Any] | None = None
+        self._running = 0  # tokens up to the last chunk, by a usage that came with it
+        self._fresh = False  # the last chunk had such a usage
+        self._known = 0  # chunks whose tokens are known
 
     @property
     def ids(self) -> int:
         return len(self._ids or ())
+
+    @property
+    def shows_a_rate(self) -> bool:
+        """Whether a request that ends here has a speed: two chunks, and all tokens counted."""
+        return self._known > 1 and self._exact
+
+    @property
+    def _exact(self) -> bool:
+        """A usage that does not grow with the chunks counts something else."""
+        return self._ids is not None or (self._fresh and self._running >= self._sample.chunks)
+
+    def _tokens(self, ids: list[object] | None, usage: object) -> int:
+        if ids is not None or self._ids is not None:
+            return len(ids or ())
+        self._fresh = isinstance(usage, dict)
+        said = int(usage.get("completion_tokens") or 0) if isinstance(usage, dict) else 0
+        before, self._running = self._running, max(self._running, said)
+        return self._running - before
 
     def take(self, event: dict[str, Any], now: float) -> None:
         sample = self._sample
@@ -142,11 +165,13 @@ class Reader:
             sample.finish = str(choice.get("finish_reason") or sample.finish)
         if not any(texts) and not ids:
             return  # the role, or the reason of the end
+        tokens = self._tokens(ids, usage)
+        self._known += tokens > 0
         if not sample.chunks:
             sample.first = now
-            sample.first_tokens = len(ids or ())
+            sample.first_tokens = tokens
         else:
-            sample.steps.append((now - sample.last, len(ids or ())))
+            sample.steps.append((now - sample.last, tokens))
         sample.chunks += 1
         sample.last = now
         self._texts += texts
@@ -161,24 +186,29 @@ class Reader:
         self._sample.prompt_tokens = int(self._usage.get("prompt_tokens") or 0)
         if self._ids is not None and len(self._ids) != said:
             self._sample.odd = f"{len(self._ids)} token ids and {said} tokens by usage"
-        return self._close(said, now)
+        # The last token may have no text, and so no chunk.
+        return self._close(
+            said, now, self._exact and (self._ids is not None or 0 <= said - self._running < 3)
+        )
 
     def cut(self, now: float) -> Sample:
-        """What is known of a request that the profile's time has ended; ids alone say how far it went."""
+        """What is known of a request that the profile's time has ended; only a count of each
+        chunk's tokens says how far it went."""
         waited = tidy(now - self._sample.began)
         if not self._sample.chunks:
             raise OutOfTime(f"no token in the {waited:g} s that the profile's time left")
-        if self._ids is None:
+        if not self._exact:
             raise Uncounted(f"no end in the {waited:g} s that the profile's time left, and no token ids")
         self._sample.cut = True
-        return self._close(len(self._ids), now)
+        return self._close(self._running, now, True)
 
-    def _close(self, said: int, now: float) -> Sample:
+    def _close(self, said: int, now: float, exact: bool) -> Sample:
         sample = self._sample
         sample.ended = now
         sample.ids = None if self._ids is None else len(self._ids)
         sample.tokens = said if sample.ids is None else sample.ids
-        if sample.ids is None:
+        sample.exact = exact
+        if not exact:
             sample.first_tokens = sample.tokens / sample.chunks
         sample.text = "".join(self._texts)
         sample.longest_run = _run(list(self._texts) if self._ids is None else self._ids)

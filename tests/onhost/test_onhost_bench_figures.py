@@ -159,6 +159,40 @@ def test_smoke_on_a_steady_server_without_ids(tmp_path: Path, speed: float, stre
     assert point["spread"] in (None, near(0)) and (point["spread"] is None) == (speed == 3)
 
 
+@pytest.mark.parametrize("speed", [60, 15, 1])
+def test_smoke_on_a_server_that_counts_by_usage_with_each_chunk(tmp_path: Path, speed: float) -> None:
+    """It is asked for where no ids come; then an answer that is cut counts as far as it went."""
+    server = Scripted(timing=lambda _n, _body: Timing(0.1, 3 / speed, (1, 3)), ids=False, runs=True)
+    found = measured(
+        tmp_path, server, {"name": "smoke", "quality": [], "max_tokens": 64 if speed > 1 else 900}
+    )
+    (point,) = found["points"]
+    assert (point["failed"], found["notes"]) == (0, []) and point["requests"] >= (8 if speed == 1 else 9)
+    assert point["cut"] == (0 if speed == 60 else point["requests"]) and point["decode_tok_s"][
+        "median"
+    ] == near(speed)
+    assert point["inter_token_s"]["median"] == near(1 / speed)
+    # vLLM and others with ids are not asked: it is work for them.
+    server = Scripted(runs=True)
+    measured(tmp_path, server, {**QUICK, "repeats": 2})
+    assert [body["stream_options"] for body in server.asked] == [{"include_usage": True}] * 2
+
+
+def test_a_server_that_refuses_or_miscounts_usage_with_each_chunk(tmp_path: Path) -> None:
+    def refuses(body: dict[str, Any]) -> str | None:
+        return "unknown" if "continuous_usage_stats" in body["stream_options"] else None
+
+    server = Scripted(timing=lambda _n, _body: Timing(0.3, 0.1, (3,)), ids=False, refuses=refuses)
+    found = measured(tmp_path, server, {**QUICK, "max_tokens": 30, "repeats": 4})
+    assert found["points"][0]["decode_tok_s"]["median"] == near(30) and found["points"][0]["failed"] == 0
+    assert len(server.asked) == 5 and all(body["ignore_eos"] for body in server.asked) and not found["notes"]
+
+    stuck = {"choices": [{"delta": {"content": "x"}}], "usage": {"completion_tokens": 1}}
+    events = (*[stuck] * 30, {"choices": [], "usage": {"completion_tokens": 30}}, "[DONE]")
+    found = measured(tmp_path, Odd(events=events), {**QUICK, "repeats": 3, "seconds": 20})
+    assert found["points"][0]["decode_tok_s"]["median"] == near(10) and found["points"][0]["cut"] == 0
+
+
 @pytest.mark.parametrize("speed", [22, 15, 8])
 def test_kinds_that_are_unlike_in_speed_are_no_noise_without_ids(tmp_path: Path, speed: float) -> None:
     def timing(n: int, _body: dict[str, Any]) -> Timing:
@@ -473,7 +507,7 @@ class Odd(Scripted):
     async def _answer(self, number: int, body: dict[str, Any]) -> AsyncIterator[bytes]:
         for sent in (*self.events, *self.events[-1:] * (self.again - 1)):
             await asyncio.sleep(0.1)
-            yield event(sent)
+            yield b"data: [DONE]\n\n" if sent == "[DONE]" else event(sent)
 
 
 @pytest.mark.parametrize(

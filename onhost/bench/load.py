@@ -86,9 +86,7 @@ class Load:
     tick: Callable[[int], None]
     mark: int = 0
     plain: bool = False  # the server refused vLLM's own fields
-    uncounted: bool = (
-        False  # nobody counted the last answer's tokens before its end: one that is cut has none
-    )
+    uncounted: bool = False  # the last answer's tokens were counted at its end alone: a cut one has no count
     running: bool | None = False  # usage with each chunk, for servers without token ids; None: it is refused
     repeated: int = 0
 

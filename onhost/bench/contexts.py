@@ -9,11 +9,12 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from onhost.bench.client import Failed, OutOfTime, Refused, Target
+from onhost.bench.client import Refused, Target
 from onhost.bench.figures import distribution, tidy
 from onhost.bench.load import Load, Round
 from onhost.bench.plain import Asker
 from onhost.bench.prompts import WORDS, filler
+from onhost.bench.sample import Failed, OutOfTime
 
 SLOWEST = 200  # tokens of input a second; a server that reads slower does not answer
 
@@ -39,12 +40,21 @@ def patient(target: Target, tokens: int) -> Target:
     return replace(target, timeout=target.timeout + tokens / SLOWEST)
 
 
+def untaken(tokens: int, error: Refused) -> str:
+    """What a note says of a length that the server refuses."""
+    return f"the server takes no {tokens} tokens ({error.words})"
+
+
 async def at_length(
     load: Load, asker: Asker, tokens: int, repeats: int, until: float = math.inf
-) -> dict[str, Any]:
-    """`repeats` requests, one at a time, each with a text of its own that no cache has seen."""
+) -> tuple[dict[str, Any], str]:
+    """`repeats` requests, one at a time, each with a text of its own that no cache has seen.
+
+    The entry of the measurement, and why the server does not take that many tokens ("" where it does): that
+    is a limit of the server's, not a failure.
+    """
     loop = asyncio.get_running_loop()
-    result = Round()
+    result, refused = Round(), ""
     load = replace(load, target=patient(load.target, tokens))
     try:
         words = await words_for(asker, tokens)
@@ -55,12 +65,16 @@ async def at_length(
             await load.one(" ".join(filler(words, seed)), None, until, result)
     except OutOfTime as late:
         result.late.append(str(late))
-    except (Failed, Refused) as error:
+    except Refused as error:
+        refused = untaken(tokens, error)
+    except Failed as error:
         result.failures.append(str(error))
     samples = result.samples
     counted = [s.prompt_tokens for s in samples if s.prompt_tokens]
-    prefill = [s.prompt_tokens / s.ttft for s in samples if s.prompt_tokens and s.ttft > 0]
-    return {
+    prefill = [
+        s.prompt_tokens / s.ttft for s in samples if s.prompt_tokens and s.ttft > 0 and not s.in_one_piece
+    ]
+    entry = {
         "asked": tokens,
         "input_tokens": int(statistics.median(counted)) if counted else None,
         **result.failed(),
@@ -68,3 +82,4 @@ async def at_length(
         "prefill_tok_s": tidy(statistics.median(prefill)) if prefill else None,
         "decode_tok_s": distribution([s.decode_tok_s for s in samples if s.decode_tok_s is not None]),
     }
+    return entry, refused

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import httpx
 
-from onhost.bench.client import Failed, OutOfTime, Refused, Sample, Target, ask
+from onhost.bench.client import Refused, Target, ask
 from onhost.bench.figures import distribution, rate, spread
 from onhost.bench.prompts import prompt
+from onhost.bench.sample import Failed, OutOfTime, Sample, Uncounted
 from onhost.bench.server import Counters, Metrics, speculation
 from onhost.plan import JobError
 
@@ -35,13 +36,17 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 class Round:
     """What some requests came to, and the s from the first one's start to the last one's end.
 
-    `late` are those that the profile's time ended before they showed anything: they are left out.
+    `late` are those that the profile's time ended before they showed anything: they are left out, and so is
+    the time that they alone took. `lost`: some of those had tokens that nobody counted while others of the
+    round were under way, so that its tokens a second are not known.
     """
 
     samples: list[Sample] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    ended: float = 0.0  # when the last one ended that is not late
+    lost: bool = False
 
     @property
     def requests(self) -> int:
@@ -58,6 +63,8 @@ class Round:
             self.failures + other.failures,
             self.late + other.late,
             self.seconds + other.seconds,
+            max(self.ended, other.ended),
+            self.lost or other.lost,
         )
 
     def failed(self) -> dict[str, Any]:
@@ -79,6 +86,8 @@ class Load:
     tick: Callable[[int], None]
     mark: int = 0
     plain: bool = False  # the server refused vLLM's own fields
+    uncounted: bool = False  # the last answer's tokens were counted at its end alone: a cut one has no count
+    running: bool | None = False  # usage with each chunk, for servers without token ids; None: it is refused
     repeated: int = 0
 
     async def one(
@@ -89,10 +98,18 @@ class Load:
             sample = await self._asked(text, thinking, until, enough)
         except OutOfTime as late:
             into.late.append(str(late))
+            if isinstance(late, Uncounted):
+                into.lost = True
+                self._without_ids()
         except Failed as failed:
             into.failures.append(str(failed))
+            into.ended = asyncio.get_running_loop().time()
         else:
+            into.ended = sample.ended
             into.samples.append(sample)
+            self.uncounted = not sample.exact
+            if sample.ids is None:
+                self._without_ids()
             if sample.odd:
                 into.failures.append(sample.odd)
         finally:
@@ -100,15 +117,30 @@ class Load:
 
     async def _asked(self, text: str, thinking: bool | None, until: float, enough: float) -> Sample:
         """A 400 may be about fields that other servers do not know: from then on they are left out."""
-        size = self.max_tokens
-        if not self.plain:
+
+        async def send(plain: bool = False, running: bool = False) -> Sample:
+            size = self.max_tokens
+            return await ask(self.client, self.target, text, size, thinking, until, enough, plain, running)
+
+        if self.plain:
+            return await send(plain=True)
+        if self.running:
             try:
-                return await ask(self.client, self.target, text, size, thinking, until, enough)
+                return await send(running=True)
             except Refused:
-                sample = await ask(self.client, self.target, text, size, thinking, until, enough, plain=True)
-                self.plain = True
+                sample = await send()
+                self.running = None
                 return sample
-        return await ask(self.client, self.target, text, size, thinking, until, enough, plain=True)
+        try:
+            return await send()
+        except Refused:
+            sample = await send(plain=True)
+            self.plain = True
+            return sample
+
+    def _without_ids(self) -> None:
+        if self.running is False:
+            self.running = True
 
     def texts(self, count: int, category: str) -> list[str]:
         """The first `count` prompts of a kind, the same ones each time but for their marks."""
@@ -126,7 +158,8 @@ class Load:
     ) -> Round:
         """`streams` at once, each starting its next request as its last one ends, until `requests` were sent
         or it is `enough` (what is under way then ends as soon as it has shown anything, at the latest
-        `until`); at least one each is sent."""
+        `until`); at least one each is sent. Where an answer that is cut has no count, none is begun that
+        would not end by then."""
         loop = asyncio.get_running_loop()
         result = Round()
         waiting = iter(self.texts(requests, category))
@@ -138,12 +171,14 @@ class Load:
                 now = loop.time()
                 part = now + (enough - now) / max(1, each - done)
                 await self.one(text, thinking, until, result, part)
-                if loop.time() >= min(until, enough):
+                took = loop.time() - now if self.uncounted else 0.0
+                if loop.time() + took >= min(until, enough):
                     return
 
         began = loop.time()
         await together(stream() for _ in range(min(streams, requests)))
-        result.seconds = loop.time() - began
+        result.seconds = (result.ended or loop.time()) - began
+        result.lost = result.lost and streams > 1  # of one stream all that was before is known
         return result
 
     async def point(
@@ -170,12 +205,16 @@ class Load:
                 self.tick(-thrown.requests - len(thrown.late))  # that work has to be done again
             before = await self.metrics.now()
             rounds: list[Round] = []
+            count, longest = streams * requests, 0.0
             for left in range(repeats, 0, -1):
                 now = loop.time()
-                if rounds and now >= until:
+                if rounds and now + longest >= until:
                     break
                 part = now + (until - now) / left
-                rounds.append(await self.closed(streams, streams * requests, category, thinking, until, part))
+                rounds.append(done := await self.closed(streams, count, category, thinking, until, part))
+                if self.uncounted and done.samples:  # whole answers only: as many, and the same, each time
+                    count = max(streams, min(count, done.requests))
+                    longest = max(sample.ended - sample.began for sample in done.samples)
             after = await self.metrics.now()
             whole = sum(rounds, Round())
             figures = _point(whole, rounds, before, after)
@@ -196,8 +235,10 @@ def _point(whole: Round, rounds: list[Round], before: Counters, after: Counters)
     samples = whole.samples
     done = [s for s in samples if not s.cut]
     drafts = speculation(before, after) or {}
-    rates = [r.output_tok_s for r in rounds if r.samples and r.output_tok_s is not None]
-    asked = None if len(done) < len(samples) else rate(sum(s.prompt_tokens for s in samples), whole.seconds)
+    known = [r for r in rounds if r.samples and not r.lost]
+    told = sum(known, Round())
+    rates = [r.output_tok_s for r in known if r.output_tok_s is not None]
+    asked = rate(sum(s.prompt_tokens for s in told.samples), told.seconds)
     return {
         **whole.failed(),
         "cut": len(samples) - len(done),
@@ -206,9 +247,9 @@ def _point(whole: Round, rounds: list[Round], before: Counters, after: Counters)
         "inter_token_s": distribution([wait for s in samples for wait in s.inter_token()]),
         "decode_tok_s": distribution([s.decode_tok_s for s in samples if s.decode_tok_s is not None]),
         "end_to_end_s": distribution([s.ended - s.began for s in done]),
-        "input_tok_s": asked,
+        "input_tok_s": asked if len(done) == len(samples) and known else None,
         "output_tok_s": distribution(rates)["median"],
-        "total_tok_s": whole.output_tok_s,
+        "total_tok_s": told.output_tok_s,
         "spread": spread(rates),
         "acceptance": drafts.get("acceptance"),
         "accepted_length": drafts.get("accepted_length"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from onhost.bench.contexts import patient, words_for
+from onhost.bench.client import Refused
+from onhost.bench.contexts import patient, untaken, words_for
 from onhost.bench.plain import Reply
 from onhost.bench.prompts import CATEGORIES, PROMPTS, filler
 from onhost.bench.quality import PASSES, Asked, Result, scored
@@ -36,32 +38,49 @@ def haystack(words: int, depth: float, number: int) -> tuple[str, str]:
     return task + " ".join([*text[:at], needle, *text[at:]]) + question, secret
 
 
+# How servers say that a prompt is too long.
+TOO_LONG = re.compile(r"context|too (long|large)|longer than|exceed|max\w*.?(len|tok)", re.IGNORECASE)
 NEEDLE_ROOM = 150  # tokens for the task, the sentence, the question, the answer and the chat's template
 
 
-async def needle(asked: Asked, lengths: list[int], depths: tuple[float, ...]) -> Result:
+async def needle(asked: Asked, lengths: list[int], depths: tuple[float, ...], told: bool) -> Result:
+    """`told`: the server says how long its context is. Of one that does not, a length that it refuses is
+    where the test ends, and what was found in shorter ones counts."""
     wanted = f"the sentence found at {len(depths)} depths of each length"
     if not lengths:
         return Result("needle", "not checked", "no length that fits the model's context", wanted)
-    notes, replies, right = [], [], []
-    number = 0
+    notes: list[str] = []
+    replies: list[Reply | str] = []
+    right: list[bool] = []
     for length in lengths:
-        words = await words_for(asked.asker, length - NEEDLE_ROOM)
-        texts = []
-        for depth in depths:
-            texts.append(haystack(words, depth, number))
-            number += 1
-        target = patient(asked.asker.target, length)
-        long = replace(asked, asker=replace(asked.asker, target=target))
-        got = await long.all([text for text, _ in texts], 32, at_once=1)
+        try:
+            texts, got = await _needles(asked, length, depths, len(replies))
+        except Refused as error:
+            if told or not (replies or TOO_LONG.search(error.words)):
+                raise
+            notes.append(untaken(length, error))
+            break
         good = [isinstance(r, Reply) and s in r.text for r, (_, s) in zip(got, texts, strict=True)]
         replies += got
         right += good
         missed = [f"{depth:.0%}" for depth, found in zip(depths, good, strict=True) if not found]
         counted = max((r.prompt_tokens for r in got if isinstance(r, Reply)), default=length)
         notes.append(f"{counted} tokens: " + (f"missed at {', '.join(missed)}" if missed else "all"))
+    if not replies:
+        return Result("needle", "not checked", notes[0], wanted)
     result = scored("needle", replies, right, wanted)
     return Result("needle", result.status, f"{result.found} ({'; '.join(notes)})", wanted, result.score)
+
+
+async def _needles(
+    asked: Asked, length: int, depths: tuple[float, ...], number: int
+) -> tuple[list[tuple[str, str]], list[Reply | str]]:
+    """Texts of a length with what is hidden in each, the first one `number`, and the answers to them."""
+    words = await words_for(asked.asker, length - NEEDLE_ROOM)
+    texts = [haystack(words, depth, number + at) for at, depth in enumerate(depths)]
+    asker = replace(asked.asker, target=patient(asked.asker.target, length))
+    got = await replace(asked, asker=asker).all([text for text, _ in texts], 32, at_once=1)
+    return texts, got
 
 
 async def prefix_cache(asked: Asked, longest: int | None) -> Result:

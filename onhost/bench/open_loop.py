@@ -43,7 +43,7 @@ async def at_rate(load: Load, rps: float, requests: int, until: float = math.inf
 
     texts = load.texts(requests, "all")
     await together(arrive(at, text) for at, text in zip(arrivals(rps, requests), texts, strict=True))
-    result.seconds = loop.time() - began
+    result.seconds = (result.ended or loop.time()) - began
     ends = sorted(sample.ended for sample in result.samples if not sample.cut)
     # By the ends alone: the time in which the first ones are under way is not the server's fault.
     achieved = slope(ends)
@@ -53,7 +53,7 @@ async def at_rate(load: Load, rps: float, requests: int, until: float = math.inf
         **result.failed(),
         "ttft_s": distribution([s.ttft for s in result.samples]),
         "end_to_end_s": distribution([s.ended - s.began for s in result.samples if not s.cut]),
-        "output_tok_s": result.output_tok_s,
+        "output_tok_s": None if result.lost else result.output_tok_s,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import httpx
 
 from onhost.bench import forms, longer, quality
-from onhost.bench.client import Refused, Sample, Target
+from onhost.bench.client import Refused, Target
 from onhost.bench.contexts import at_length
 from onhost.bench.load import Load, none_answered
 from onhost.bench.open_loop import at_rate, saturate
 from onhost.bench.plain import Asker
 from onhost.bench.profile import Profile, lengths
+from onhost.bench.sample import Sample
 from onhost.bench.sanity import said, sanity
 from onhost.bench.server import About, Metrics, speculation
 from onhost.files import write_json
@@ -44,6 +46,7 @@ SHORT: dict[str, Callable[[quality.Asked], Awaitable[quality.Result]]] = {
 # and of its answers agreement finds some that determinism asked for.
 WEIGHTS = {"sane": 5, "exact": 1, "determinism": 3}
 WEIGHT = 2
+BUFFERED = 8  # chunks that come together; of one step with speculative decoding they are fewer
 MARGIN = 0.99  # of the model's context: the input's length is known by its words, and that to a percent
 
 
@@ -131,6 +134,8 @@ class Phases:
                     continue
                 raise none_answered(seen, streams, self._target)
             self._samples += seen.samples
+            if point["total_tok_s"] is None:
+                self._note(f"speed: with {streams} streams answers were cut, and no token ids count them")
             self._out["points"].append(point)
             self._out["noise"] = self._noise()
             self._out["sane"] = sanity(self._samples, profile.max_tokens, judge=profile.judge_text)
@@ -138,26 +143,44 @@ class Phases:
                 self._alone = point["end_to_end_s"]["median"]
             self._job.progress.add(0, said(point))
             self._keep()
+        if pieces := sum(sample.in_one_piece for sample in self._samples):
+            self._note(
+                "the stream comes in one piece: something between buffers it; how fast the tokens of "
+                f"{pieces} of {len(self._samples)} answers came is not known"
+            )
+        elif (most := statistics.median(sample.chunks_a_piece for sample in self._samples)) >= BUFFERED:
+            self._note(
+                f"the stream comes in pieces of about {most:.0f} chunks: something between buffers it; the "
+                "first token's time is that of the first piece"
+            )
 
     async def _categories(self) -> None:
+        modes = self._profile.thinking if self._profile.endpoint == "chat" else (None,)
+        if await self._kinds(modes) < set(modes) or None in modes:
+            return
+        # None of the ways to think can be asked for.
+        self._note("categories: measured as the model has it by itself, for the server refuses the switch")
+        await self._kinds((None,))
+
+    async def _kinds(self, modes: tuple[bool | None, ...]) -> set[bool | None]:
+        """A point of each kind of prompts in each mode; the modes that the server refuses."""
         profile, loop = self._profile, asyncio.get_running_loop()
-        modes = profile.thinking if profile.endpoint == "chat" else (None,)
+        refused: set[bool | None] = set()
         points = [
             (mode, s, kind) for mode in modes for s in profile.category_streams for kind in profile.categories
         ]
         if not points:
-            return
+            return refused
         # Five prompts a kind; with more streams each takes a share of them.
         each = [max(1, math.ceil(5 / streams)) for _, streams, _ in points]
         total = sum(s * n for (_, s, _), n in zip(points, each, strict=True))
         self._job.progress.stage("categories", total, "requests")
-        refused: set[bool | None] = set()
         for number, (mode, streams, kind) in enumerate(points):
             if mode in refused:
                 continue
             if loop.time() >= self._until("categories"):
                 self._note(f"categories: the time was over after {number} of {len(points)} points")
-                return
+                return refused
             try:
                 point, _ = await self._load.point(
                     streams,
@@ -176,6 +199,7 @@ class Phases:
             self._out["points"].append(point)
             self._job.progress.add(0, said(point))
             self._keep()
+        return refused
 
     async def _contexts(self) -> None:
         profile, loop = self._profile, asyncio.get_running_loop()
@@ -193,8 +217,12 @@ class Phases:
                 self._note(f"contexts: the time was over before {tokens} tokens")
                 return
             self._job.progress.add(0, f"{tokens} tokens of input")
-            found = await at_length(self._load, asker, tokens, profile.repeats, self._until("contexts"))
-            if not found["requests"]:  # the time was over before one of them had shown anything
+            found, refused = await at_length(
+                self._load, asker, tokens, profile.repeats, self._until("contexts")
+            )
+            if refused:
+                self._note(f"contexts: {refused}")
+            elif not found["requests"]:  # the time was over before one of them had shown anything
                 self._note(f"contexts: the time was over with {tokens} tokens")
                 return
             self._out["contexts"].append(found)
@@ -257,7 +285,8 @@ class Phases:
             return SHORT[name](asked)
         if name == "needle":
             todo = lengths(self._profile.needle_lengths or (2048,), self._longest(), 64)
-            return longer.needle(asked, todo, self._profile.needle_depths)
+            told = self._about.max_model_len is not None
+            return longer.needle(asked, todo, self._profile.needle_depths, told)
         if name == "prefix_cache":
             return longer.prefix_cache(asked, self._longest())
         if name == "gsm8k":

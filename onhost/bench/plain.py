@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 
-from onhost.bench.client import Failed, OutOfTime, Refused, Target, as_json, broken, refused
+from onhost.bench.client import Refused, Target, as_json, broken, refused
+from onhost.bench.sample import Failed, OutOfTime
 from onhost.ready import message_of
 
 
@@ -41,18 +42,19 @@ class Asker:
 
     async def ask(self, prompt: str, max_tokens: int, **more: Any) -> Reply:
         """Failed for what may pass (the time is over, too); JobError for what will not."""
+        sent = self.thinking  # others may be under way, and refused, at the same time
         try:
-            return await self._post(prompt, max_tokens, more)
+            return await self._post(prompt, max_tokens, sent, more)
         except Refused:
-            if self.thinking is None or self.target.endpoint != "chat":
+            if sent is None or self.target.endpoint != "chat":
                 raise
-            self.thinking = (
-                None  # a server that does not know the switch; if it is not that, it refuses again
-            )
-            return await self._post(prompt, max_tokens, more)
+        # A server that does not know the switch? If it is not that, it refuses again, and the switch stays.
+        reply = await self._post(prompt, max_tokens, None, more)
+        self.thinking = None
+        return reply
 
-    async def _post(self, prompt: str, max_tokens: int, more: dict[str, Any]) -> Reply:
-        body = self.target.body(prompt, max_tokens, self.thinking) | more
+    async def _post(self, prompt: str, max_tokens: int, thinking: bool | None, more: dict[str, Any]) -> Reply:
+        body = self.target.body(prompt, max_tokens, thinking) | more
         loop = asyncio.get_running_loop()
         limit = min(loop.time() + self.target.timeout, self.until)
         try:

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onhost.bench.client import Failed, Refused
+from onhost.bench.client import Refused
 from onhost.bench.figures import tidy
 from onhost.bench.load import together
 from onhost.bench.plain import Asker, Reply
+from onhost.bench.sample import Failed
 from onhost.bench.server import Metrics
 from onhost.bench.wordproblems import INSTRUCTION, answer_in, problems
 

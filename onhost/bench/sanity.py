@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from onhost.bench.client import Sample
+from onhost.bench.sample import Sample
 
 
 def said(point: dict[str, Any]) -> str:

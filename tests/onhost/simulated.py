@@ -60,6 +60,9 @@ class Scripted(httpx.AsyncBaseTransport):
     refuses: Callable[[dict[str, Any]], str | None] = lambda _body: None
     fault: Callable[[int], str] = lambda _n: ""
     ids: bool = True
+    runs: bool = False  # usage with each chunk, where it is asked for
+    splits: str = ""  # "after" or "before": each chunk's text comes in two, its ids with one of them
+    waits: float = 0.0  # s that a refusal takes, so that several requests are refused at once
     word: str = "word "  # the text of a token in streams
     max_model_len: int | None = 8192
     slots: int = 1000  # requests that are worked on at once
@@ -96,6 +99,7 @@ class Scripted(httpx.AsyncBaseTransport):
         number = len(self.asked)
         self.asked.append(body)
         if why := self.refuses(body):
+            await asyncio.sleep(self.waits)
             return httpx.Response(400, json={"error": {"message": why}})
         if body.get("stream"):
             kind = {"content-type": "text/event-stream"}
@@ -129,7 +133,12 @@ class Scripted(httpx.AsyncBaseTransport):
                 choice: dict[str, Any] = {"delta": {"content": self.word * count}}
                 if self.ids:
                     choice["token_ids"] = list(range(sent, sent + count))
-                yield event({"choices": [choice]})
+                rest: dict[str, Any] = {"delta": {"content": "."}, "token_ids": []}
+                running: dict[str, Any] = {}
+                if self.runs and body["stream_options"].get("continuous_usage_stats"):
+                    running = {"usage": {"prompt_tokens": 9, "completion_tokens": sent + count}}
+                for one in {"after": (choice, rest), "before": (rest, choice)}.get(self.splits, (choice,)):
+                    yield event({"choices": [one], **running})
                 sent, at = sent + count, at + 1
                 self._draft(count)
                 if fault == "cut" and at == 2:

@@ -88,6 +88,136 @@ def test_chunks_without_ids_count_as_usage_says(tmp_path: Path) -> None:
     assert point["inter_token_s"]["median"] == near(0.1 / 3)
 
 
+@pytest.mark.parametrize("splits", ["after", "before"])
+@pytest.mark.parametrize("name", TIMINGS)
+def test_text_that_comes_apart_from_its_ids_is_no_wait(tmp_path: Path, name: str, splits: str) -> None:
+    timing, tokens, ttft, decode, end_to_end, wait = TIMINGS[name]
+    server = Scripted(timing=lambda _n, _body: timing, splits=splits)
+    (point,) = measured(tmp_path, server, {**QUICK, "max_tokens": tokens})["points"]
+    for figure, truth in (("ttft_s", ttft), ("decode_tok_s", decode), ("end_to_end_s", end_to_end)):
+        assert point[figure]["median"] == near(truth), figure
+    after = tokens - timing.chunks[0]
+    assert (point["inter_token_s"]["median"], point["inter_token_s"]["n"]) == (near(wait), after)
+    most = max(timing.gap + more for more in (0.0, *timing.stall.values()))
+    assert point["inter_token_s"]["max"] <= most * 1.01
+
+
+@pytest.mark.parametrize(("chunks", "ids", "took"), [(4, True, 0.0), (31, True, 1.7e-5), (31, False, 1.7e-5)])
+def test_a_stream_that_comes_in_one_piece_has_no_speed(
+    tmp_path: Path, chunks: int, ids: bool, took: float
+) -> None:
+    """Something between buffers it: what is measured is how fast it is read. One hiccup of ours changes
+    nothing."""
+    timing = Timing(0.739, took, (8,) if chunks == 4 else (1,), stall={2: 0.004 if took else 0.0})
+    server = Scripted(timing=lambda _n, _body: timing, ids=ids)
+    found = measured(tmp_path, server, {**QUICK, "max_tokens": 32, "contexts": [100], "repeats": 2})
+    (point,) = found["points"]
+    assert (point["requests"], point["failed"], point["ttft_s"]["median"]) == (2, 0, near(0.739))
+    assert point["decode_tok_s"]["n"] == point["inter_token_s"]["n"] == 0
+    assert point["total_tok_s"] == near(32 / point["end_to_end_s"]["median"])
+    (context,) = found["contexts"]
+    assert (context["failed"], context["decode_tok_s"]["n"], context["prefill_tok_s"]) == (0, 0, None)
+    (note,) = found["notes"]
+    assert note.startswith("the stream comes in one piece: something between buffers it")
+
+
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize("piece", [3, 8, 48])
+def test_a_stream_that_comes_in_pieces_has_the_speed_of_the_server(
+    tmp_path: Path, piece: int, ids: bool
+) -> None:
+    """A server that sends each token of a step by itself, or a buffer of some chunks: 50 tokens/s."""
+    stall = {at: 0.02 * piece for at in range(piece, 144, piece)}
+    server = Scripted(timing=lambda _n, _body: Timing(0.5, 1.7e-5, stall=stall), ids=ids)
+    found = measured(tmp_path, server, {**QUICK, "max_tokens": 144})
+    (point,) = found["points"]
+    assert point["decode_tok_s"]["median"] == near(50) and point["inter_token_s"]["median"] == near(0.02)
+    assert point["inter_token_s"]["n"] == 144 - piece
+    assert len(found["notes"]) == (piece >= 8)
+    assert all(n.startswith(f"the stream comes in pieces of about {piece} chunks") for n in found["notes"])
+
+
+def test_a_long_wait_before_a_fast_answer_is_no_piece(tmp_path: Path) -> None:
+    server = Scripted(timing=lambda _n, _body: Timing(400, 0.02))
+    found = measured(tmp_path, server, {**QUICK, "timeout_s": 900})
+    assert found["points"][0]["decode_tok_s"]["median"] == near(50) and found["notes"] == []
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("speed", [60, 22, 15, 8, 5.2, 3])
+def test_smoke_on_a_steady_server_without_ids(tmp_path: Path, speed: float, streams: int) -> None:
+    """Only the end of an answer says how many tokens it has: none is cut while there is time for it."""
+    server = Scripted(timing=lambda _n, _body: Timing(0.1, 1 / speed), ids=False)
+    server.says = lambda prompt, _n: prompt[:20]
+    found = measured(tmp_path, server, {"name": "smoke", "streams": [streams], "quality": []})
+    (point,) = found["points"]
+    whole = 0.1 + 63 / speed
+    assert point["failed"] == point["cut"] == 0 and point["requests"] >= streams
+    assert point["ttft_s"]["median"] == near(0.1) and point["decode_tok_s"]["median"] == near(speed)
+    assert point["end_to_end_s"]["median"] == near(whole)
+    assert point["total_tok_s"] == point["output_tok_s"] == near(streams * 64 / whole)
+    assert point["spread"] in (None, near(0)) and (point["spread"] is None) == (speed == 3)
+
+
+@pytest.mark.parametrize("speed", [60, 15, 1])
+def test_smoke_on_a_server_that_counts_by_usage_with_each_chunk(tmp_path: Path, speed: float) -> None:
+    """It is asked for where no ids come; then an answer that is cut counts as far as it went."""
+    server = Scripted(timing=lambda _n, _body: Timing(0.1, 3 / speed, (1, 3)), ids=False, runs=True)
+    found = measured(
+        tmp_path, server, {"name": "smoke", "quality": [], "max_tokens": 64 if speed > 1 else 900}
+    )
+    (point,) = found["points"]
+    assert (point["failed"], found["notes"]) == (0, []) and point["requests"] >= (8 if speed == 1 else 9)
+    assert point["cut"] == (0 if speed == 60 else point["requests"]) and point["decode_tok_s"][
+        "median"
+    ] == near(speed)
+    assert point["inter_token_s"]["median"] == near(1 / speed)
+    # vLLM and others with ids are not asked: it is work for them.
+    server = Scripted(runs=True)
+    measured(tmp_path, server, {**QUICK, "repeats": 2})
+    assert [body["stream_options"] for body in server.asked] == [{"include_usage": True}] * 2
+
+
+def test_a_server_that_refuses_or_miscounts_usage_with_each_chunk(tmp_path: Path) -> None:
+    def refuses(body: dict[str, Any]) -> str | None:
+        return "unknown" if "continuous_usage_stats" in body["stream_options"] else None
+
+    server = Scripted(timing=lambda _n, _body: Timing(0.3, 0.1, (3,)), ids=False, refuses=refuses)
+    found = measured(tmp_path, server, {**QUICK, "max_tokens": 30, "repeats": 4})
+    assert found["points"][0]["decode_tok_s"]["median"] == near(30) and found["points"][0]["failed"] == 0
+    assert len(server.asked) == 5 and all(body["ignore_eos"] for body in server.asked) and not found["notes"]
+
+    stuck = {"choices": [{"delta": {"content": "x"}}], "usage": {"completion_tokens": 1}}
+    events = (*[stuck] * 30, {"choices": [], "usage": {"completion_tokens": 30}}, "[DONE]")
+    found = measured(tmp_path, Odd(events=events), {**QUICK, "repeats": 3, "seconds": 20})
+    assert found["points"][0]["decode_tok_s"]["median"] == near(10) and found["points"][0]["cut"] == 0
+
+
+@pytest.mark.parametrize("speed", [22, 15, 8])
+def test_kinds_that_are_unlike_in_speed_are_no_noise_without_ids(tmp_path: Path, speed: float) -> None:
+    def timing(n: int, _body: dict[str, Any]) -> Timing:
+        kind = server.text_of(server.asked[n]).partition(") ")[2]
+        return Timing(0.1, 1 / speed, (1 + len(kind) % 3,))
+
+    server = Scripted(timing=timing, ids=False)
+    found = measured(tmp_path, server, {"name": "smoke", "quality": []})
+    assert (found["points"][0]["spread"], found["noise"]["verdict"]) == (near(0), "quiet")
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_what_came_too_late_takes_no_time_from_what_was_measured(tmp_path: Path, streams: int) -> None:
+    """A server without ids that stalls: the answers that the time cut off have no count, and no seconds."""
+    first = 3 * streams + 1  # of the answers that stall
+    server = Scripted(ids=False)
+    server.timing = lambda n, _body: Timing(0.1, 0.05, stall={9: 500.0} if n >= first else {})
+    found = measured(
+        tmp_path, server, {**QUICK, "streams": [streams], "requests": 3, "repeats": 3, "seconds": 100}
+    )
+    (point,) = found["points"]
+    assert point["failed"] == 0 and point["requests"] < 9 * streams
+    assert point["total_tok_s"] == point["output_tok_s"] == near(streams * 31 / 1.6)
+
+
 def test_stalls_show_in_the_tail(tmp_path: Path) -> None:
     server = Scripted(timing=lambda n, _body: Timing(0.5, 0.1, stall={3: 5.0} if n % 2 else {}))
     (point,) = measured(tmp_path, server, {**QUICK, "repeats": 10, "max_repeated": 0})["points"]
@@ -182,9 +312,21 @@ def test_categories_with_thinking_on_and_off(tmp_path: Path) -> None:
     assert [p["requests"] for p in found["points"]] == [1, 5, 5, 5, 5]
     # A server that does not know the switch is no failed benchmark.
     server.refuses = lambda body: "unknown field" if "chat_template_kwargs" in body else None
-    found = measured(tmp_path, server, profile)
-    assert [p["category"] for p in found["points"]] == ["all"] and len(found["notes"]) == 2
+    # Its kinds are then measured as the model has it by itself, once.
+    for asked in ([True, False], [False], [True, None, False]):
+        found = measured(tmp_path, server, {**profile, "thinking": asked})
+        kinds_of = [(p["category"], p["thinking"], p["failed"]) for p in found["points"][1:]]
+        assert kinds_of == [("json", None, 0), ("prose", None, 0)]
+        assert found["points"][1]["decode_tok_s"]["median"] == near(40)
     assert "thinking on: found HTTP 400 from http://server:8000 (unknown field)" in found["notes"][0]
+    found = measured(tmp_path, server, profile)
+    assert len(found["notes"]) == 3 and found["notes"][2].startswith("categories: measured as the model has")
+    # One that takes the switch in one way alone is measured in that way.
+    server.refuses = lambda body: (
+        "no" if body.get("chat_template_kwargs", {}).get("enable_thinking") else None
+    )
+    found = measured(tmp_path, server, profile)
+    assert {p["thinking"] for p in found["points"][1:]} == {False} and len(found["notes"]) == 1
 
 
 def test_a_line_ends_where_the_stream_says_so(tmp_path: Path) -> None:
@@ -211,6 +353,26 @@ def test_contexts(tmp_path: Path) -> None:
     assert len(texts) == 2 + 4  # no text twice: a prefix cache would answer for the engine
     found = measured(tmp_path, server, {**profile, "contexts": "auto"})
     assert [c["asked"] for c in found["contexts"]] == [1024, 4096, int(5000 * 0.99) - 47]
+
+
+@pytest.mark.parametrize("longest", [None, 10_000])
+def test_a_length_that_the_server_refuses_is_no_failure(tmp_path: Path, longest: int | None) -> None:
+    def refuses(body: dict[str, Any]) -> str | None:
+        return "the context is 3000 tokens" if server.tokens_of(body) > 3000 else None
+
+    server = Scripted(refuses=refuses, max_model_len=longest)
+    found = measured(tmp_path, server, {**QUICK, "contexts": [1000, 4000, 9000], "repeats": 2})
+    shown = [(c["asked"], c["requests"], c["failed"], c["failures"]) for c in found["contexts"]]
+    assert shown == [(1000, 2, 0, []), (4000, 0, 0, []), (9000, 0, 0, [])]
+    assert found["contexts"][1]["ttft_s"]["n"] == 0 and found["contexts"][1]["prefill_tok_s"] is None
+    assert found["notes"] == [
+        f"contexts: the server takes no {n} tokens (the context is 3000 tokens)" for n in (4000, 9000)
+    ]
+    # A server that breaks down over it has failed.
+    server.refuses = lambda _body: None
+    server.fault = lambda n: "cut" if n and server.tokens_of(server.asked[n]) > 3000 else ""
+    found = measured(tmp_path, server, {**QUICK, "contexts": [1000, 4000], "repeats": 1})
+    assert [(c["requests"], c["failed"]) for c in found["contexts"]] == [(1, 0), (1, 1)]
 
 
 def test_contexts_that_the_time_does_not_reach_are_no_failures(tmp_path: Path) -> None:
@@ -351,7 +513,7 @@ class Odd(Scripted):
     async def _answer(self, number: int, body: dict[str, Any]) -> AsyncIterator[bytes]:
         for sent in (*self.events, *self.events[-1:] * (self.again - 1)):
             await asyncio.sleep(0.1)
-            yield event(sent)
+            yield b"data: [DONE]\n\n" if sent == "[DONE]" else event(sent)
 
 
 @pytest.mark.parametrize(

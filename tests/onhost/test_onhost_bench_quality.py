@@ -210,6 +210,52 @@ def test_what_the_server_refuses_is_a_result(tmp_path: Path) -> None:
     assert line["status"] == "fail" and "(too long)" in line["found"]
 
 
+def test_a_server_that_refuses_the_switch_for_thinking(tmp_path: Path) -> None:
+    """Also where several requests are refused at the same time."""
+
+    def no_switch(body: dict[str, Any]) -> str | None:
+        return "unknown chat_template_kwargs" if "chat_template_kwargs" in body else None
+
+    names = ("sane", "exact", "json", "tool", "arithmetic", "determinism")
+    for waits in (0.0, 0.02):
+        server = Scripted(says=clever, refuses=no_switch, waits=waits)
+        lines = quality(tmp_path, server, *names, profile={"arithmetic": 10})
+        assert {line["status"] for name, line in lines.items() if name != "tool"} == {"pass"}
+        refused = [body for body in server.asked if "chat_template_kwargs" in body]
+        assert len(refused) == 3  # those of `sane`, together; then it is known
+
+
+def test_a_refusal_for_another_reason_leaves_thinking_off(tmp_path: Path) -> None:
+    server = Scripted(says=clever, refuses=lambda body: "no tools here" if "tools" in body else None)
+    lines = quality(tmp_path, server, "tool", "exact", "determinism")
+    assert [line["status"] for line in lines.values()] == ["not checked", "pass", "pass"]
+    assert "(no tools here)" in lines["tool"]["found"]
+    later = [body for body in server.asked if not body.get("stream") and "tools" not in body]
+    assert later and all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in later)
+
+
+def test_a_needle_longer_than_a_server_takes_that_did_not_say(tmp_path: Path) -> None:
+    def takes(most: int, words: str, said: int | None = None) -> dict[str, Any]:
+        server = Scripted(says=clever, max_model_len=said)
+        server.refuses = lambda body: (
+            words if server.tokens_of(body) > most and not body.get("stream") else None
+        )
+        profile = {"needle_lengths": [500, 4000, 9000], "needle_depths": [0, 1]}
+        return quality(tmp_path, server, "needle", profile=profile)["needle"]
+
+    line = takes(3000, "bad request")
+    assert (line["status"], line["score"]) == ("pass", 1.0)
+    assert line["found"].startswith("2 of 2 right (") and line["found"].endswith(
+        "; the server takes no 4000 tokens (bad request))"
+    )
+    line = takes(200, "maximum context length is 200 tokens")
+    assert (line["status"], line["score"]) == ("not checked", None)
+    assert line["found"] == "the server takes no 500 tokens (maximum context length is 200 tokens)"
+    # It says it takes them, or nothing points to the length: a fault.
+    assert takes(3000, "too long", said=20_000)["status"] == "fail"
+    assert takes(10, "no")["status"] == "fail"
+
+
 def test_time_that_is_over_is_not_a_failure(tmp_path: Path) -> None:
     slow = Scripted(timing=lambda _n, body: Timing(0.5, 0.01) if body.get("stream") else Timing(100.0))
     names = ("exact", "arithmetic", "needle", "prefix_cache", "determinism", "agreement")

@@ -107,6 +107,22 @@ def test_a_figure_that_is_no_number_passes_no_gate(value: float | None) -> None:
     json.loads(verdict.to_json(), parse_constant=pytest.fail)
 
 
+@pytest.mark.parametrize(
+    ("note", "failed", "verdict"),
+    [
+        ("the stream comes in one piece: something between buffers it; …", 0, "inconclusive"),
+        ("speed: with 1 streams answers were cut, and no token ids count them", 0, "inconclusive"),
+        ("the stream comes in one piece: something between buffers it; …", 3, "fail"),  # none answered
+        ("contexts: the server takes no 8192 tokens", 0, "fail"),
+    ],
+)
+def test_a_speed_that_nobody_can_tell_is_inconclusive(note: str, failed: int, verdict: str) -> None:
+    found = measurement(point(decode=None, failed=failed)) | {"notes": [note]}
+    judged = judge(found, {"decode_tok_s": {1: {"min": 1}}})
+    assert judged.lines[0].verdict == verdict
+    assert judged.lines[0].note == (note if verdict == "inconclusive" else None)
+
+
 @pytest.mark.parametrize("broken", [{}, {"points": 1}, {"points": [{"streams": 1}]}, {"points": [None]}])
 def test_a_broken_measurement_is_one_line(broken: dict[str, Any]) -> None:
     with pytest.raises(SparkstackError) as caught:

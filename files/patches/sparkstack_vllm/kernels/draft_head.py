@@ -21,21 +21,28 @@ from sparkstack_vllm.kernels.draft_pack import COLUMNS, NVFP4_STEP
 
 
 class Config(NamedTuple):
-    vocab: int  # rows of the weight a program, 64 or 128
+    vocab: int  # rows of the weight a program: 64 or 128, for NVFP4 256 too
     warps: int
     stages: int
+    joined: bool = False  # FP8: one product of 128 columns a step, and not two of 64
 
 
 # At best all programs are on the card at once: where a few must start late, a head that could be read in
 # 30 µs takes up to a third longer. How many fit depends on the card and on the number of activations.
+#
+# `joined` is right for Hopper's matrix instructions from 16 activations on (18 of them: 44 µs instead of 63);
+# where the compiler takes the older ones it costs a way through shared memory.
 FP8_CANDIDATES = (
     Config(128, 4, 3),
     Config(64, 4, 2),
     Config(64, 4, 3),
-    Config(128, 4, 4),
-    Config(128, 4, 5),
-    Config(128, 8, 2),
+    Config(128, 8, 3),
     Config(128, 8, 4),
+    Config(128, 4, 3, True),
+    Config(128, 4, 4, True),
+    Config(64, 4, 3, True),
+    Config(64, 4, 4, True),
+    Config(128, 8, 4, True),
 )
 NVFP4_CANDIDATES = (
     Config(64, 2, 3),
@@ -43,7 +50,9 @@ NVFP4_CANDIDATES = (
     Config(128, 4, 3),
     Config(128, 4, 4),
     Config(128, 8, 3),
-    Config(128, 8, 4),
+    Config(256, 4, 3),
+    Config(256, 4, 4),
+    Config(256, 8, 4),
 )
 
 
@@ -84,7 +93,7 @@ def _unpack_fp8(words, ASM: tl.constexpr):
 
 
 @triton.jit
-def _nvfp4_scales(bytes4, ASM: tl.constexpr):
+def _nvfp4_scales(packed, ASM: tl.constexpr):
     """Four scales in 32 bits → two BF16 numbers each in two words: the first and third, second and fourth."""
     if ASM:
         even, odd = tl.inline_asm_elementwise(
@@ -92,20 +101,20 @@ def _nvfp4_scales(bytes4, ASM: tl.constexpr):
             .reg .b32 t, mask, base;
             mov.b32 mask, 0x0FF00FF0;
             mov.b32 base, 0x70007000;
-            shl.b32 t, $2, 4;
-            lop3.b32 $0, t, mask, base, 0xEA;
-            shr.u32 t, $2, 4;
+            lop3.b32 $0, $2, mask, base, 0xEA;
+            prmt.b32 t, $2, 0, 0x2301;
             lop3.b32 $1, t, mask, base, 0xEA;
             }""",
             "=r,=r,r",
-            [bytes4],
+            [packed],
             dtype=(tl.int32, tl.int32),
             is_pure=True,
             pack=1,
         )
     else:
-        even = (bytes4 << 4) & 0x0FF00FF0 | 0x70007000
-        odd = (bytes4 >> 4) & 0x0FF00FF0 | 0x70007000
+        swapped = (packed & 0x00FF00FF) << 8 | (packed >> 8) & 0x00FF00FF
+        even = packed & 0x0FF00FF0 | 0x70007000
+        odd = swapped & 0x0FF00FF0 | 0x70007000
     return even, odd
 
 
@@ -169,6 +178,31 @@ def _store(sums, out, vocab, row, vocab_size, rows):
     tl.store(place, sums.to(out.dtype.element_ty), mask=mask)
 
 
+# Columns in the order of the activation's, which is then read in whole lines and multiplied at once. With the
+# packed forms as they are no weight changes its register for that: a thread's 8 columns apart are its words'.
+
+
+@triton.jit
+def _joined_fp8(a, b, VOCAB: tl.constexpr):
+    """Two weights of 64 words each → those of 128 columns."""
+    both = tl.reshape(tl.join(a, b), (VOCAB, 8, 8, 2))
+    return tl.reshape(tl.permute(both, (0, 1, 3, 2)), (VOCAB, 128))
+
+
+@triton.jit
+def _joined_nvfp4(a, b, c, d, VOCAB: tl.constexpr, STEP: tl.constexpr):
+    """Four weights of STEP words each → those of 4 · STEP columns."""
+    four = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (VOCAB, STEP // 16, 16, 4))
+    return tl.reshape(tl.permute(four, (0, 1, 3, 2)), (VOCAB, 4 * STEP))
+
+
+@triton.jit
+def _turned(turn, steps: tl.constexpr, ROWS: tl.constexpr):
+    """Programs begin at different columns: else all of them want the same activations at the same time.
+    Above 16 activations it was measured to be a little worse."""
+    return (turn + tl.program_id(1)) % steps if ROWS <= 16 else turn
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _fp8_head(
     words,
@@ -180,6 +214,7 @@ def _fp8_head(
     WIDTH: tl.constexpr,
     VOCAB: tl.constexpr,
     ROWS: tl.constexpr,
+    JOINED: tl.constexpr,
     ASM: tl.constexpr,
 ):
     blocks: tl.constexpr = WIDTH // 128
@@ -190,19 +225,26 @@ def _fp8_head(
     j = tl.arange(0, 64)
     word_at = words + (tile * (blocks * 4096) + line % 64 * 64)[:, None] + j[None, :]
     scales = scale + (first // 128) * blocks
-    act_at = x + row[None, :] * WIDTH + (j // 8 * 16 + j % 8)[:, None]
+    if JOINED:
+        act_at = x + row[None, :] * WIDTH + tl.arange(0, 128)[:, None]
+    else:
+        act_at = x + row[None, :] * WIDTH + (j // 8 * 16 + j % 8)[:, None]
     real = (row < rows)[None, :]
     sums = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
-    factor = tl.load(scales)
-    for block in range(0, blocks):
+    for turn in range(0, blocks):
+        block = _turned(turn, blocks, ROWS)
+        # First of all: it is wanted last, and nothing else hides the wait for it.
+        factor = tl.load(scales + block)
         word = tl.load(word_at + block * 4096, eviction_policy="evict_first")
         a, b = _unpack_fp8(word, ASM)
         part = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
-        part = _dot(a, tl.load(act_at + block * 128, mask=real, other=0.0), part, ASM)
-        part = _dot(b, tl.load(act_at + block * 128 + 8, mask=real, other=0.0), part, ASM)
+        if JOINED:
+            weight = _joined_fp8(a, b, VOCAB)
+            part = _dot(weight, tl.load(act_at + block * 128, mask=real, other=0.0), part, ASM)
+        else:
+            part = _dot(a, tl.load(act_at + block * 128, mask=real, other=0.0), part, ASM)
+            part = _dot(b, tl.load(act_at + block * 128 + 8, mask=real, other=0.0), part, ASM)
         sums += part * factor
-        # Read a step ahead: nothing else hides the wait for it.
-        factor = tl.load(scales + tl.minimum(block + 1, blocks - 1))
     _store(sums, out, first + line, row, vocab_size, rows)
 
 
@@ -236,25 +278,18 @@ def _nvfp4_head(
     word_at = words + (tile * (64 * STEP) + line % 64 * STEP)[:, None] + j[None, :]
     scale_at = scale + (tile * (4 * STEP) + line % 64 * (STEP // 16))[:, None]
     scale_at += tl.arange(0, STEP // 16)[None, :]
-    act_at = x + row[None, :] * WIDTH + (j // 16 * 64 + j % 16)[:, None]
+    act_at = x + row[None, :] * WIDTH + tl.arange(0, 4 * STEP)[:, None]
     real = (row < rows)[None, :]
-    whole = tl.load(scale_2) * 1048576.0
-    # Two sums, so that one product need not wait for the one before it.
-    sums_0 = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
-    sums_1 = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
+    sums = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
     for turn in range(0, steps):
-        # Programs begin at different columns: else all of them want the same activations at the same time.
-        step = (turn + tl.program_id(1)) % steps
+        step = _turned(turn, steps, ROWS)
         word = tl.load(word_at + step * (64 * STEP), eviction_policy="evict_first")
         small = tl.load(scale_at + step * (4 * STEP), eviction_policy="evict_first")
         even, odd = _nvfp4_scales(small, ASM)
         a, b, c, d = _unpack_nvfp4(word, _spread(even, VOCAB, STEP), _spread(odd, VOCAB, STEP), ASM)
-        at = act_at + step * (4 * STEP)
-        sums_0 = _dot(a, tl.load(at, mask=real, other=0.0), sums_0, ASM)
-        sums_1 = _dot(b, tl.load(at + 16, mask=real, other=0.0), sums_1, ASM)
-        sums_0 = _dot(c, tl.load(at + 32, mask=real, other=0.0), sums_0, ASM)
-        sums_1 = _dot(d, tl.load(at + 48, mask=real, other=0.0), sums_1, ASM)
-    _store((sums_0 + sums_1) * whole, out, first + line, row, vocab_size, rows)
+        weight = _joined_nvfp4(a, b, c, d, VOCAB, STEP)
+        sums = _dot(weight, tl.load(act_at + step * (4 * STEP), mask=real, other=0.0), sums, ASM)
+    _store(sums * (scale_2 * 1048576.0), out, first + line, row, vocab_size, rows)
 
 
 def row_block(rows: int) -> int:
@@ -297,6 +332,7 @@ def fp8_logits(
         WIDTH=width,
         VOCAB=config.vocab,
         ROWS=block,
+        JOINED=config.joined,
         ASM=_has_asm(x.device),
         num_warps=config.warps,
         num_stages=config.stages,
@@ -308,13 +344,13 @@ def nvfp4_logits(
     x: Tensor,
     words: Tensor,
     scale: Tensor,
-    scale_2: Tensor,
+    scale_2: float,
     count: int,
     config: Config,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """x BF16 [rows, width] → [rows, count]. words and scale of `pack_nvfp4` of count rows, scale_2 float32,
-    one element. The width must be a multiple of 128."""
+    """x BF16 [rows, width] → [rows, count]. words and scale of `pack_nvfp4` of count rows, scale_2 a
+    float32 number: not a tensor, or every program would wait for it. The width must be a multiple of 128."""
     rows, width = x.shape
     out = torch.empty(rows, count, dtype=dtype, device=x.device)
     if rows == 0:

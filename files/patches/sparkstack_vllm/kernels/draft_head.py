@@ -17,7 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparkstack_vllm.kernels.draft_pack import COLUMNS, NVFP4_STEP
+from sparkstack_vllm.kernels import draft_pack
+
+TILE = tl.constexpr(draft_pack.TILE)
 
 
 class Config(NamedTuple):
@@ -196,13 +198,6 @@ def _joined_nvfp4(a, b, c, d, VOCAB: tl.constexpr, STEP: tl.constexpr):
     return tl.reshape(tl.permute(four, (0, 1, 3, 2)), (VOCAB, 4 * STEP))
 
 
-@triton.jit
-def _turned(turn, steps: tl.constexpr, ROWS: tl.constexpr):
-    """Programs begin at different columns: else all of them want the same activations at the same time.
-    Above 16 activations it was measured to be a little worse."""
-    return (turn + tl.program_id(1)) % steps if ROWS <= 16 else turn
-
-
 @triton.jit(do_not_specialize=["rows"])
 def _fp8_head(
     words,
@@ -221,9 +216,9 @@ def _fp8_head(
     first = tl.program_id(1) * VOCAB
     line = tl.arange(0, VOCAB)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    tile = (first // 64 + line // 64).to(tl.int64)
     j = tl.arange(0, 64)
-    word_at = words + (tile * (blocks * 4096) + line % 64 * 64)[:, None] + j[None, :]
+    start = (first // TILE).to(tl.int64) * (TILE * 64 * blocks) + first % TILE * 64
+    word_at = words + start + (line * 64)[:, None] + j[None, :]
     scales = scale + (first // 128) * blocks
     if JOINED:
         act_at = x + row[None, :] * WIDTH + tl.arange(0, 128)[:, None]
@@ -232,10 +227,12 @@ def _fp8_head(
     real = (row < rows)[None, :]
     sums = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
     for turn in range(0, blocks):
-        block = _turned(turn, blocks, ROWS)
+        # Programs begin at different columns: else all of them want the same activations at the same time.
+        # With more than 16 of them it was measured to be a little worse.
+        block = (turn + tl.program_id(1)) % blocks if ROWS <= 16 else turn
         # First of all: it is wanted last, and nothing else hides the wait for it.
         factor = tl.load(scales + block)
-        word = tl.load(word_at + block * 4096, eviction_policy="evict_first")
+        word = tl.load(word_at + block * (TILE * 64), eviction_policy="evict_first")
         a, b = _unpack_fp8(word, ASM)
         part = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
         if JOINED:
@@ -273,18 +270,17 @@ def _nvfp4_head(
     first = tl.program_id(1) * VOCAB
     line = tl.arange(0, VOCAB)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    tile = (first // 64 + line // 64).to(tl.int64) * steps
-    j = tl.arange(0, STEP)
-    word_at = words + (tile * (64 * STEP) + line % 64 * STEP)[:, None] + j[None, :]
-    scale_at = scale + (tile * (4 * STEP) + line % 64 * (STEP // 16))[:, None]
-    scale_at += tl.arange(0, STEP // 16)[None, :]
+    groups: tl.constexpr = STEP // 16
+    tile, inside = (first // TILE).to(tl.int64) * (TILE * steps), first % TILE
+    word_at = words + (tile + inside) * STEP + (line * STEP)[:, None] + tl.arange(0, STEP)[None, :]
+    scale_at = scale + (tile + inside) * groups + (line * groups)[:, None] + tl.arange(0, groups)[None, :]
     act_at = x + row[None, :] * WIDTH + tl.arange(0, 4 * STEP)[:, None]
     real = (row < rows)[None, :]
     sums = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
     for turn in range(0, steps):
-        step = _turned(turn, steps, ROWS)
-        word = tl.load(word_at + step * (64 * STEP), eviction_policy="evict_first")
-        small = tl.load(scale_at + step * (4 * STEP), eviction_policy="evict_first")
+        step = (turn + tl.program_id(1)) % steps
+        word = tl.load(word_at + step * (TILE * STEP), eviction_policy="evict_first")
+        small = tl.load(scale_at + step * (TILE * groups), eviction_policy="evict_first")
         even, odd = _nvfp4_scales(small, ASM)
         a, b, c, d = _unpack_nvfp4(word, _spread(even, VOCAB, STEP), _spread(odd, VOCAB, STEP), ASM)
         weight = _joined_nvfp4(a, b, c, d, VOCAB, STEP)
@@ -306,8 +302,10 @@ def _has_asm(device: torch.device) -> bool:
 def _launch(x: Tensor, count: int, config: Config) -> tuple[Tensor, int, tuple[int, int]]:
     if x.dtype != torch.bfloat16:
         raise TypeError(f"draft head: found activations of {x.dtype}; wanted torch.bfloat16")
-    if x.shape[1] % COLUMNS:
-        raise ValueError(f"draft head: found a width of {x.shape[1]}; wanted a multiple of {COLUMNS}")
+    if x.shape[1] % draft_pack.COLUMNS:
+        raise ValueError(
+            f"draft head: found a width of {x.shape[1]}; wanted a multiple of {draft_pack.COLUMNS}"
+        )
     block = row_block(x.shape[0])
     return x.contiguous(), block, (triton.cdiv(x.shape[0], block), triton.cdiv(count, config.vocab))
 
@@ -366,7 +364,7 @@ def nvfp4_logits(
         rows,
         WIDTH=width,
         VOCAB=config.vocab,
-        STEP=NVFP4_STEP,
+        STEP=draft_pack.NVFP4_STEP,
         ROWS=block,
         ASM=_has_asm(x.device),
         num_warps=config.warps,

@@ -4,7 +4,7 @@ FP8 and NVFP4 weights are stored once more when they are loaded:
 
 - A 16-bit word has two FP8 or four FP4 weights, its bits so that few instructions make each weight a BF16
   number (times a power of two). They work on two words at a time, a word in each half of a register.
-- The words of 64 rows (a tile) and 64 or 32 words of each (a step) lie together, as do their scales, in the
+- The words of 256 rows (a tile) and 64 or 32 words of each (a step) lie together, as do their scales, in the
   order in which a program reads them. Reading rows where they are costs a tenth of the time.
 - Of an NVFP4 row, word j of a step has the columns 64 · (j // 16) + 16 · f + j % 16, f from 0 to 3: the four
   weights of a word are of four groups, and all words of 64 columns of the same four. So their scales are one
@@ -20,8 +20,7 @@ from torch import Tensor
 
 BLOCK = 128  # of FP8's scales, both ways
 GROUP = 16  # weights of one NVFP4 scale
-TILE = 64  # rows that are stored together
-ROWS_MULTIPLE = 256  # what packing fills the rows up to, with zeros: a whole number of any program's
+TILE = 256  # rows that are stored together, the most of a program; packing fills up to it with zeros
 FP8_STEP = 64  # words, one block of scales
 NVFP4_STEP = 32  # words, eight groups
 COLUMNS = 128  # of a step, in both; a width must be a multiple of it
@@ -35,12 +34,12 @@ def _as_int16(word: Tensor) -> Tensor:
 
 
 def _filled_up(rows: Tensor) -> Tensor:
-    missing = -rows.shape[0] % ROWS_MULTIPLE
+    missing = -rows.shape[0] % TILE
     return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _in_tiles(rows: Tensor, step: int) -> Tensor:
-    """[vocab, width] → the same numbers by 64 rows, `step` columns, row, column; the shape is kept."""
+    """[vocab, width] → the same numbers by 256 rows, `step` columns, row, column; the shape is kept."""
     parts = rows.reshape(rows.shape[0] // TILE, TILE, -1, step)
     return parts.transpose(1, 2).reshape(rows.shape)
 

@@ -37,12 +37,9 @@ class Config(NamedTuple):
 FP8_CANDIDATES = (
     Config(128, 4, 3),
     Config(64, 4, 2),
-    Config(64, 4, 3),
     Config(128, 8, 3),
     Config(128, 8, 4),
     Config(128, 4, 3, True),
-    Config(128, 4, 4, True),
-    Config(64, 4, 3, True),
     Config(64, 4, 4, True),
     Config(128, 8, 4, True),
 )
@@ -50,11 +47,8 @@ NVFP4_CANDIDATES = (
     Config(64, 2, 3),
     Config(128, 2, 3),
     Config(128, 4, 3),
-    Config(128, 4, 4),
-    Config(128, 8, 3),
     Config(256, 4, 3),
     Config(256, 4, 4),
-    Config(256, 8, 4),
 )
 
 

@@ -35,7 +35,7 @@ from sparkstack_vllm.kernels import draft_head, draft_pack, int8_head, tuning
 VOCAB, WIDTH = 248320, 3072
 ROWS = (1, 2, 3, 4, 8, 18)
 DRAFT_VOCAB, DRAFT_WIDTHS = 65536, (2560, 3072)
-DRAFT_ROWS = (1, 2, 4, 6, 8, 16, 18)
+DRAFT_ROWS = (1, 2, 4, 6, 8, 16, 18, 32)
 PACK_ROWS = 8192
 COPIES = 4
 CALLS = 8  # of all copies in one graph, in what is measured and in its limit
@@ -119,7 +119,7 @@ def packed(pack: Callable[..., Any], *tensors: torch.Tensor) -> list[torch.Tenso
     return [torch.cat(parts) for parts in zip(*made, strict=True)]
 
 
-def fp8_heads(width: int) -> tuple[list[list[torch.Tensor]], Callable[[int, int], torch.Tensor]]:
+def fp8_heads(width: int) -> tuple[list[list[Any]], Callable[[int, int], torch.Tensor]]:
     """Copies for the kernel, and rows of the first one's weight."""
     heads = [
         (
@@ -135,7 +135,7 @@ def fp8_heads(width: int) -> tuple[list[list[torch.Tensor]], Callable[[int, int]
     )
 
 
-def nvfp4_heads(width: int) -> tuple[list[list[torch.Tensor]], Callable[[int, int], torch.Tensor]]:
+def nvfp4_heads(width: int) -> tuple[list[list[Any]], Callable[[int, int], torch.Tensor]]:
     """As `fp8_heads`."""
     scale_2 = torch.tensor([0.01], device=DEVICE)
     heads = [
@@ -147,7 +147,7 @@ def nvfp4_heads(width: int) -> tuple[list[list[torch.Tensor]], Callable[[int, in
     ]
     weight, scale = heads[0]
     return (
-        [[*packed(draft_pack.pack_nvfp4, weight, scale), scale_2] for weight, scale in heads],
+        [[*packed(draft_pack.pack_nvfp4, weight, scale), float(scale_2)] for weight, scale in heads],
         lambda start, end: draft_pack.dequantise_nvfp4(weight[start:end], scale[start:end], scale_2),
     )
 

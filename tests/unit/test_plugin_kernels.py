@@ -99,12 +99,14 @@ DRAFT = draft_head.Config(64, 4, 2)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 20])
-@pytest.mark.parametrize(("vocab", "width"), [(128, 128), (131, 256)])
-def test_fp8_draft_head_is_exact(rows: int, vocab: int, width: int) -> None:
+@pytest.mark.parametrize(
+    ("vocab", "width", "config"), [(128, 128, DRAFT), (131, 256, draft_head.Config(128, 4, 3, True))]
+)
+def test_fp8_draft_head_is_exact(rows: int, vocab: int, width: int, config: draft_head.Config) -> None:
     weight = (torch.randn(vocab, width) * 50).to(torch.float8_e4m3fn)
     scale = torch.rand(-(-vocab // 128), width // 128) + 0.1
     x = torch.randn(rows, width).bfloat16()
-    got = draft_head.fp8_logits(x, draft_pack.pack_fp8(weight), scale, vocab, DRAFT, torch.float32)
+    got = draft_head.fp8_logits(x, draft_pack.pack_fp8(weight), scale, vocab, config, torch.float32)
     assert got.shape == (rows, vocab)
     assert off(got, x.double() @ draft_pack.dequantise_fp8(weight, scale).T) < 1e-6
 
@@ -120,15 +122,17 @@ def test_every_fp8_value_survives_packing() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 6, 20])
-@pytest.mark.parametrize(("vocab", "width"), [(64, 128), (131, 384)])
-def test_nvfp4_draft_head_is_exact(rows: int, vocab: int, width: int) -> None:
+@pytest.mark.parametrize(
+    ("vocab", "width", "config"), [(64, 128, DRAFT), (131, 384, draft_head.Config(256, 4, 3))]
+)
+def test_nvfp4_draft_head_is_exact(rows: int, vocab: int, width: int, config: draft_head.Config) -> None:
     published = torch.randint(0, 256, (vocab, width // 2), dtype=torch.uint8)
     scale = (torch.rand(vocab, width // 16) * 448).to(torch.float8_e4m3fn)
     scale[0], scale[1], scale[2] = 0.0, 2.0**-9, 448.0
-    scale_2 = torch.tensor([0.013])
+    scale_2 = torch.tensor(0.013)
     x = torch.randn(rows, width).bfloat16()
     words, small = draft_pack.pack_nvfp4(published, scale)
-    got = draft_head.nvfp4_logits(x, words, small, scale_2, vocab, DRAFT, torch.float32)
+    got = draft_head.nvfp4_logits(x, words, small, float(scale_2), vocab, config, torch.float32)
     assert got.shape == (rows, vocab)
     assert off(got, x.double() @ draft_pack.dequantise_nvfp4(published, scale, scale_2).T) < 1e-6
     assert not got[:, 0].any()  # a scale of zero
@@ -138,24 +142,23 @@ def test_every_nvfp4_value_and_scale_survives_packing() -> None:
     scale = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).repeat(2)[:128, None].repeat(1, 8)
     published = torch.arange(256, dtype=torch.uint8).repeat(32).reshape(128, 64)
     words, small = draft_pack.pack_nvfp4(published, scale)
-    x, one = torch.eye(128).bfloat16(), torch.ones(1)
-    got = draft_head.nvfp4_logits(x, words, small, one, 128, DRAFT, torch.float32)
-    assert torch.equal(got.T.double(), draft_pack.dequantise_nvfp4(published, scale, one))
+    got = draft_head.nvfp4_logits(torch.eye(128).bfloat16(), words, small, 1.0, 128, DRAFT, torch.float32)
+    assert torch.equal(got.T.double(), draft_pack.dequantise_nvfp4(published, scale, torch.ones(1)))
 
 
 @pytest.mark.parametrize("kind", ["fp8", "nvfp4"])
 def test_a_draft_head_packed_in_parts_is_the_same(kind: str) -> None:
-    weight = torch.randint(0, 120, (300, 256), dtype=torch.uint8)
-    scale = torch.rand(300, 32).to(torch.float8_e4m3fn)
+    weight = torch.randint(0, 120, (600, 256), dtype=torch.uint8)
+    scale = torch.rand(600, 32).to(torch.float8_e4m3fn)
     if kind == "fp8":
         whole = [draft_pack.pack_fp8(weight.view(torch.float8_e4m3fn))]
-        parts = [[draft_pack.pack_fp8(part)] for part in weight.view(torch.float8_e4m3fn).split(128)]
+        parts = [[draft_pack.pack_fp8(part)] for part in weight.view(torch.float8_e4m3fn).split(256)]
     else:
         whole = list(draft_pack.pack_nvfp4(weight, scale))
-        pairs = zip(weight.split(128), scale.split(128), strict=True)
+        pairs = zip(weight.split(256), scale.split(256), strict=True)
         parts = [list(draft_pack.pack_nvfp4(*pair)) for pair in pairs]
     for place, tensor in enumerate(whole):
-        assert tensor.shape[0] == 384
+        assert tensor.shape[0] == 768
         assert torch.equal(tensor, torch.cat([part[place] for part in parts]))
 
 

@@ -34,7 +34,7 @@ FILE = "draft_vocab/head.safetensors"
 BLOCK = 128  # rows and columns of one FP8 scale; ranks' parts begin at multiples of it
 GROUP = 16  # columns of one NVFP4 scale
 ROW_BLOCKS = (8, 16, 32, 64)  # activations that one program of the kernels takes
-PACK_ROWS = 4096  # of the weight that are packed at a time, 20 bytes a weight; a multiple of 128
+PACK_ROWS = 4096  # of the weight that are packed at a time, 20 bytes a weight; a multiple of 256
 PLAIN_ROWS = 4096  # rows of the weight that are float32 at a time where no kernel runs
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -201,7 +201,7 @@ class Rows:
             pairs = zip(head.weight.split(PACK_ROWS), head.scale.split(PACK_ROWS), strict=True)
             packed = [draft_pack.pack_nvfp4(weight, scale) for weight, scale in pairs]
             words, small = (torch.cat(parts) for parts in zip(*packed, strict=True))
-            scale_2 = head.scale_2.float().reshape(1)
+            scale_2 = float(head.scale_2)
 
             def run(x: Tensor, config: Config) -> Tensor:
                 return kernels.nvfp4_logits(x, words, small, scale_2, count, config)

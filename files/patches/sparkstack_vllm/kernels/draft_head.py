@@ -17,33 +17,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparkstack_vllm.kernels.draft_pack import COLUMNS, NVFP4_STEP
+from sparkstack_vllm.kernels import draft_pack
+
+TILE = tl.constexpr(draft_pack.TILE)
 
 
 class Config(NamedTuple):
-    vocab: int  # rows of the weight a program, 64 or 128
+    vocab: int  # rows of the weight a program: 64 or 128, for NVFP4 256 too
     warps: int
     stages: int
+    joined: bool = False  # FP8: one product of 128 columns a step, and not two of 64
 
 
 # At best all programs are on the card at once: where a few must start late, a head that could be read in
 # 30 µs takes up to a third longer. How many fit depends on the card and on the number of activations.
+#
+# `joined` is right for Hopper's matrix instructions from 16 activations on (18 of them: 44 µs instead of 63);
+# where the compiler takes the older ones it costs a way through shared memory.
 FP8_CANDIDATES = (
     Config(128, 4, 3),
     Config(64, 4, 2),
-    Config(64, 4, 3),
-    Config(128, 4, 4),
-    Config(128, 4, 5),
-    Config(128, 8, 2),
+    Config(128, 8, 3),
     Config(128, 8, 4),
+    Config(128, 4, 3, True),
+    Config(64, 4, 4, True),
+    Config(128, 8, 4, True),
 )
 NVFP4_CANDIDATES = (
     Config(64, 2, 3),
     Config(128, 2, 3),
     Config(128, 4, 3),
-    Config(128, 4, 4),
-    Config(128, 8, 3),
-    Config(128, 8, 4),
+    Config(256, 4, 3),
+    Config(256, 4, 4),
 )
 
 
@@ -84,7 +89,7 @@ def _unpack_fp8(words, ASM: tl.constexpr):
 
 
 @triton.jit
-def _nvfp4_scales(bytes4, ASM: tl.constexpr):
+def _nvfp4_scales(packed, ASM: tl.constexpr):
     """Four scales in 32 bits → two BF16 numbers each in two words: the first and third, second and fourth."""
     if ASM:
         even, odd = tl.inline_asm_elementwise(
@@ -92,20 +97,20 @@ def _nvfp4_scales(bytes4, ASM: tl.constexpr):
             .reg .b32 t, mask, base;
             mov.b32 mask, 0x0FF00FF0;
             mov.b32 base, 0x70007000;
-            shl.b32 t, $2, 4;
-            lop3.b32 $0, t, mask, base, 0xEA;
-            shr.u32 t, $2, 4;
+            lop3.b32 $0, $2, mask, base, 0xEA;
+            prmt.b32 t, $2, 0, 0x2301;
             lop3.b32 $1, t, mask, base, 0xEA;
             }""",
             "=r,=r,r",
-            [bytes4],
+            [packed],
             dtype=(tl.int32, tl.int32),
             is_pure=True,
             pack=1,
         )
     else:
-        even = (bytes4 << 4) & 0x0FF00FF0 | 0x70007000
-        odd = (bytes4 >> 4) & 0x0FF00FF0 | 0x70007000
+        swapped = (packed & 0x00FF00FF) << 8 | (packed >> 8) & 0x00FF00FF
+        even = packed & 0x0FF00FF0 | 0x70007000
+        odd = swapped & 0x0FF00FF0 | 0x70007000
     return even, odd
 
 
@@ -169,6 +174,24 @@ def _store(sums, out, vocab, row, vocab_size, rows):
     tl.store(place, sums.to(out.dtype.element_ty), mask=mask)
 
 
+# Columns in the order of the activation's, which is then read in whole lines and multiplied at once. With the
+# packed forms as they are no weight changes its register for that: a thread's 8 columns apart are its words'.
+
+
+@triton.jit
+def _joined_fp8(a, b, VOCAB: tl.constexpr):
+    """Two weights of 64 words each → those of 128 columns."""
+    both = tl.reshape(tl.join(a, b), (VOCAB, 8, 8, 2))
+    return tl.reshape(tl.permute(both, (0, 1, 3, 2)), (VOCAB, 128))
+
+
+@triton.jit
+def _joined_nvfp4(a, b, c, d, VOCAB: tl.constexpr, STEP: tl.constexpr):
+    """Four weights of STEP words each → those of 4 · STEP columns."""
+    four = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (VOCAB, STEP // 16, 16, 4))
+    return tl.reshape(tl.permute(four, (0, 1, 3, 2)), (VOCAB, 4 * STEP))
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _fp8_head(
     words,
@@ -180,29 +203,39 @@ def _fp8_head(
     WIDTH: tl.constexpr,
     VOCAB: tl.constexpr,
     ROWS: tl.constexpr,
+    JOINED: tl.constexpr,
     ASM: tl.constexpr,
 ):
     blocks: tl.constexpr = WIDTH // 128
     first = tl.program_id(1) * VOCAB
     line = tl.arange(0, VOCAB)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    tile = (first // 64 + line // 64).to(tl.int64)
     j = tl.arange(0, 64)
-    word_at = words + (tile * (blocks * 4096) + line % 64 * 64)[:, None] + j[None, :]
+    start = (first // TILE).to(tl.int64) * (TILE * 64 * blocks) + first % TILE * 64
+    word_at = words + start + (line * 64)[:, None] + j[None, :]
     scales = scale + (first // 128) * blocks
-    act_at = x + row[None, :] * WIDTH + (j // 8 * 16 + j % 8)[:, None]
+    if JOINED:
+        act_at = x + row[None, :] * WIDTH + tl.arange(0, 128)[:, None]
+    else:
+        act_at = x + row[None, :] * WIDTH + (j // 8 * 16 + j % 8)[:, None]
     real = (row < rows)[None, :]
     sums = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
-    factor = tl.load(scales)
-    for block in range(0, blocks):
-        word = tl.load(word_at + block * 4096, eviction_policy="evict_first")
+    for turn in range(0, blocks):
+        # Programs begin at different columns: else all of them want the same activations at the same time.
+        # With more than 16 of them it was measured to be a little worse.
+        block = (turn + tl.program_id(1)) % blocks if ROWS <= 16 else turn
+        # First of all: it is wanted last, and nothing else hides the wait for it.
+        factor = tl.load(scales + block)
+        word = tl.load(word_at + block * (TILE * 64), eviction_policy="evict_first")
         a, b = _unpack_fp8(word, ASM)
         part = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
-        part = _dot(a, tl.load(act_at + block * 128, mask=real, other=0.0), part, ASM)
-        part = _dot(b, tl.load(act_at + block * 128 + 8, mask=real, other=0.0), part, ASM)
+        if JOINED:
+            weight = _joined_fp8(a, b, VOCAB)
+            part = _dot(weight, tl.load(act_at + block * 128, mask=real, other=0.0), part, ASM)
+        else:
+            part = _dot(a, tl.load(act_at + block * 128, mask=real, other=0.0), part, ASM)
+            part = _dot(b, tl.load(act_at + block * 128 + 8, mask=real, other=0.0), part, ASM)
         sums += part * factor
-        # Read a step ahead: nothing else hides the wait for it.
-        factor = tl.load(scales + tl.minimum(block + 1, blocks - 1))
     _store(sums, out, first + line, row, vocab_size, rows)
 
 
@@ -231,30 +264,22 @@ def _nvfp4_head(
     first = tl.program_id(1) * VOCAB
     line = tl.arange(0, VOCAB)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    tile = (first // 64 + line // 64).to(tl.int64) * steps
-    j = tl.arange(0, STEP)
-    word_at = words + (tile * (64 * STEP) + line % 64 * STEP)[:, None] + j[None, :]
-    scale_at = scale + (tile * (4 * STEP) + line % 64 * (STEP // 16))[:, None]
-    scale_at += tl.arange(0, STEP // 16)[None, :]
-    act_at = x + row[None, :] * WIDTH + (j // 16 * 64 + j % 16)[:, None]
+    groups: tl.constexpr = STEP // 16
+    tile, inside = (first // TILE).to(tl.int64) * (TILE * steps), first % TILE
+    word_at = words + (tile + inside) * STEP + (line * STEP)[:, None] + tl.arange(0, STEP)[None, :]
+    scale_at = scale + (tile + inside) * groups + (line * groups)[:, None] + tl.arange(0, groups)[None, :]
+    act_at = x + row[None, :] * WIDTH + tl.arange(0, 4 * STEP)[:, None]
     real = (row < rows)[None, :]
-    whole = tl.load(scale_2) * 1048576.0
-    # Two sums, so that one product need not wait for the one before it.
-    sums_0 = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
-    sums_1 = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
+    sums = tl.zeros((VOCAB, ROWS), dtype=tl.float32)
     for turn in range(0, steps):
-        # Programs begin at different columns: else all of them want the same activations at the same time.
         step = (turn + tl.program_id(1)) % steps
-        word = tl.load(word_at + step * (64 * STEP), eviction_policy="evict_first")
-        small = tl.load(scale_at + step * (4 * STEP), eviction_policy="evict_first")
+        word = tl.load(word_at + step * (TILE * STEP), eviction_policy="evict_first")
+        small = tl.load(scale_at + step * (TILE * groups), eviction_policy="evict_first")
         even, odd = _nvfp4_scales(small, ASM)
         a, b, c, d = _unpack_nvfp4(word, _spread(even, VOCAB, STEP), _spread(odd, VOCAB, STEP), ASM)
-        at = act_at + step * (4 * STEP)
-        sums_0 = _dot(a, tl.load(at, mask=real, other=0.0), sums_0, ASM)
-        sums_1 = _dot(b, tl.load(at + 16, mask=real, other=0.0), sums_1, ASM)
-        sums_0 = _dot(c, tl.load(at + 32, mask=real, other=0.0), sums_0, ASM)
-        sums_1 = _dot(d, tl.load(at + 48, mask=real, other=0.0), sums_1, ASM)
-    _store((sums_0 + sums_1) * whole, out, first + line, row, vocab_size, rows)
+        weight = _joined_nvfp4(a, b, c, d, VOCAB, STEP)
+        sums = _dot(weight, tl.load(act_at + step * (4 * STEP), mask=real, other=0.0), sums, ASM)
+    _store(sums * (scale_2 * 1048576.0), out, first + line, row, vocab_size, rows)
 
 
 def row_block(rows: int) -> int:
@@ -271,8 +296,10 @@ def _has_asm(device: torch.device) -> bool:
 def _launch(x: Tensor, count: int, config: Config) -> tuple[Tensor, int, tuple[int, int]]:
     if x.dtype != torch.bfloat16:
         raise TypeError(f"draft head: found activations of {x.dtype}; wanted torch.bfloat16")
-    if x.shape[1] % COLUMNS:
-        raise ValueError(f"draft head: found a width of {x.shape[1]}; wanted a multiple of {COLUMNS}")
+    if x.shape[1] % draft_pack.COLUMNS:
+        raise ValueError(
+            f"draft head: found a width of {x.shape[1]}; wanted a multiple of {draft_pack.COLUMNS}"
+        )
     block = row_block(x.shape[0])
     return x.contiguous(), block, (triton.cdiv(x.shape[0], block), triton.cdiv(count, config.vocab))
 
@@ -297,6 +324,7 @@ def fp8_logits(
         WIDTH=width,
         VOCAB=config.vocab,
         ROWS=block,
+        JOINED=config.joined,
         ASM=_has_asm(x.device),
         num_warps=config.warps,
         num_stages=config.stages,
@@ -308,13 +336,13 @@ def nvfp4_logits(
     x: Tensor,
     words: Tensor,
     scale: Tensor,
-    scale_2: Tensor,
+    scale_2: float,
     count: int,
     config: Config,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """x BF16 [rows, width] → [rows, count]. words and scale of `pack_nvfp4` of count rows, scale_2 float32,
-    one element. The width must be a multiple of 128."""
+    """x BF16 [rows, width] → [rows, count]. words and scale of `pack_nvfp4` of count rows, scale_2 a
+    float32 number: not a tensor, or every program would wait for it. The width must be a multiple of 128."""
     rows, width = x.shape
     out = torch.empty(rows, count, dtype=dtype, device=x.device)
     if rows == 0:
@@ -330,7 +358,7 @@ def nvfp4_logits(
         rows,
         WIDTH=width,
         VOCAB=config.vocab,
-        STEP=NVFP4_STEP,
+        STEP=draft_pack.NVFP4_STEP,
         ROWS=block,
         ASM=_has_asm(x.device),
         num_warps=config.warps,

@@ -4,11 +4,12 @@ FP8 and NVFP4 weights are stored once more when they are loaded:
 
 - A 16-bit word has two FP8 or four FP4 weights, its bits so that few instructions make each weight a BF16
   number (times a power of two). They work on two words at a time, a word in each half of a register.
-- The words of 64 rows (a tile) and 64 or 32 words of each (a step) lie together, as do their scales, in the
+- The words of 256 rows (a tile) and 64 or 32 words of each (a step) lie together, as do their scales, in the
   order in which a program reads them. Reading rows where they are costs a tenth of the time.
 - Of an NVFP4 row, word j of a step has the columns 64 · (j // 16) + 16 · f + j % 16, f from 0 to 3: the four
   weights of a word are of four groups, and all words of 64 columns of the same four. So their scales are one
-  32-bit number, from which each becomes BF16 once for 16 words, and the activation is read as it is.
+  32-bit number, from which each becomes BF16 once for 16 words, and the activation is read as it is. Its bits
+  are so that two scales are in their places at once, and the other two with its bytes exchanged.
 - Of an FP8 row, word j has the columns 16 · (j // 8) + j % 8 and the eighth after it.
 """
 
@@ -19,8 +20,7 @@ from torch import Tensor
 
 BLOCK = 128  # of FP8's scales, both ways
 GROUP = 16  # weights of one NVFP4 scale
-TILE = 64  # rows that are stored together
-ROWS_MULTIPLE = 128  # what packing fills the rows up to, with zeros: a whole number of any program's
+TILE = 256  # rows that are stored together, the most of a program; packing fills up to it with zeros
 FP8_STEP = 64  # words, one block of scales
 NVFP4_STEP = 32  # words, eight groups
 COLUMNS = 128  # of a step, in both; a width must be a multiple of it
@@ -34,19 +34,19 @@ def _as_int16(word: Tensor) -> Tensor:
 
 
 def _filled_up(rows: Tensor) -> Tensor:
-    missing = -rows.shape[0] % ROWS_MULTIPLE
+    missing = -rows.shape[0] % TILE
     return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _in_tiles(rows: Tensor, step: int) -> Tensor:
-    """[vocab, width] → the same numbers by 64 rows, `step` columns, row, column; the shape is kept."""
+    """[vocab, width] → the same numbers by 256 rows, `step` columns, row, column; the shape is kept."""
     parts = rows.reshape(rows.shape[0] // TILE, TILE, -1, step)
     return parts.transpose(1, 2).reshape(rows.shape)
 
 
 def pack_fp8(weight: Tensor) -> Tensor:
-    """FP8 E4M3 [vocab, width] → INT16 [vocab rounded up to 128, width/2]. Parts of a weight can be packed one
-    by one and joined, if all but the last have a multiple of 128 rows."""
+    """FP8 E4M3 [vocab, width] → INT16 [vocab rounded up to 256, width/2]. Parts of a weight can be packed one
+    by one and joined, if all but the last have a multiple of 256 rows."""
     byte = _filled_up(weight.view(torch.uint8)).to(torch.int32)
     vocab = byte.shape[0]
     byte = byte.reshape(vocab, -1, 2, 8)
@@ -61,7 +61,7 @@ def pack_fp8(weight: Tensor) -> Tensor:
 
 def pack_nvfp4(published: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """As published (uint8 [vocab, width/2], even columns in the low half; scale FP8 E4M3 [vocab, width/16])
-    → words INT16 [vocab, width/4] and scales INT32 [vocab, width/64], the vocabulary rounded up to 128. Parts
+    → words INT16 [vocab, width/4] and scales INT32 [vocab, width/64], the vocabulary rounded up to 256. Parts
     can be packed one by one, as by `pack_fp8`.
 
     The scales' new form has no zero, so weights of a group whose scale is zero become zero instead.
@@ -80,9 +80,11 @@ def pack_nvfp4(published: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     word |= (rest[:, :, 3] >> 1) << 7 | (rest[:, :, 3] & 1) << 14
     word |= sign[:, :, 0] << 9 | sign[:, :, 1] << 3 | sign[:, :, 2] << 13 | sign[:, :, 3] << 15
     bits = (value * 2.0**106).view(torch.int32) >> 16
-    small = torch.where(value > 0, (bits - SCALE_BASE) >> 4, torch.zeros_like(bits)).to(torch.uint8)
+    small = torch.where(value > 0, (bits - SCALE_BASE) >> 4, torch.zeros_like(bits)).reshape(vocab, -1, 2, 2)
+    first, second = small[..., 0], small[..., 1]
+    pair = _as_int16(first << 4 | second >> 4 | (second & 15) << 12)
     words = _in_tiles(_as_int16(word).reshape(vocab, -1), NVFP4_STEP)
-    return words, _in_tiles(small.view(torch.int32), NVFP4_STEP // 16)
+    return words, _in_tiles(pair.reshape(vocab, -1).view(torch.int32), NVFP4_STEP // 16)
 
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -284,6 +284,9 @@ def test_images_are_the_same_on_every_host(sparks: list[Spark]) -> None:
             "print([e.name for e in m.entry_points(group='vllm.general_plugins')])"
         )
         assert "sparkstack" in spark.run(f'docker exec {UNIT} python3 -c "{entry}"')
+        # What the engine compiles outlives its container, in a volume of this image.
+        volumes = spark.run("docker volume ls -q --filter label=sparkstack.image").split()
+        assert f"sparkstack-cache-{tag.rpartition(':')[2]}" in volumes
 
 
 def test_checkpoints_are_whole_on_every_host(sparks: list[Spark]) -> None:

@@ -49,7 +49,7 @@ def as_fresh(sparks: list[Spark]) -> None:
     for spark in sparks:
         assert left(spark) == {}, spark.name
         assert spark.run("systemctl list-units --all --plain --no-legend 'sparkstack-*'") == ""
-        assert spark.run("docker ps -aq; docker images -q") == ""
+        assert spark.run("docker ps -aq; docker images -q; docker volume ls -q") == ""
         assert "192.168." not in spark.run("ip -4 -o addr show | grep -E 'np0' || true")
         assert spark.run("id -nG nvidia") == "nvidia"
         assert spark.run("ls /run/sparkstack 2>/dev/null | grep -v '^run.lock$' || true") == ""

@@ -32,7 +32,7 @@ class Config(NamedTuple):
 # At best all programs are on the card at once: where a few must start late, a head that could be read in
 # 30 µs takes up to a third longer. How many fit depends on the card and on the number of activations.
 #
-# `joined` is right for Hopper's matrix instructions from 16 activations on (18 of them: 44 µs instead of 63);
+# `joined` is right for Hopper's matrix instructions from 16 activations on (18 of them: 45 µs instead of 63);
 # where the compiler takes the older ones it costs a way through shared memory.
 FP8_CANDIDATES = (
     Config(128, 4, 3),
@@ -174,8 +174,9 @@ def _store(sums, out, vocab, row, vocab_size, rows):
     tl.store(place, sums.to(out.dtype.element_ty), mask=mask)
 
 
-# Columns in the order of the activation's, which is then read in whole lines and multiplied at once. With the
-# packed forms as they are no weight changes its register for that: a thread's 8 columns apart are its words'.
+# Columns in the order of the activation's, which is then read in whole lines and multiplied at once. The
+# packed forms are such that matrix instructions want each weight from the thread that unpacked it: nothing
+# moves.
 
 
 @triton.jit

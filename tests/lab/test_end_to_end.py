@@ -421,9 +421,10 @@ def test_a_changed_option_changes_only_the_release(sparks: list[Spark], tmp_path
 
 def greedy(spark: Spark) -> list[dict[str, Any]]:
     """Greedy answers with the logprobs of what came near."""
-    endpoint = f"http://{spark.address}:8000"
+    about = release(spark)
     prompts = ("One", "The answer is", "def f(x):", "Es war einmal")
-    answers = [complete(endpoint, "lab-tiny", 24, one, temperature=0, logprobs=5) for one in prompts]
+    asked = {"tokens": 24, "temperature": 0, "logprobs": 5}
+    answers = [complete(about["endpoint"], about["model"], prompt=one, **asked) for one in prompts]
     return [answer["choices"][0]["logprobs"] for answer in answers]
 
 

@@ -55,7 +55,6 @@ class Start:
         self._say = say
         self._said = ""
         self._unready: Unready | None = None
-        self._failed = 0  # starts in a row that have not served
         self._looked = 0.0  # when image, checkpoint and memory were found good (monotonic)
 
     @property
@@ -74,13 +73,14 @@ class Start:
             self._container_gone()
             self._hold_port()
             self._look()
-            for line in caches.tidy(self.served.image, self._failed):
+            for line in caches.tidy(self.served.image, caches.broke_off(self.checkpoints.parent)):
                 self._say(line)
             self._group()
         finally:
             if self._unready is not None:
                 self._unready.close()
         (group.RUN / "ended").unlink(missing_ok=True)
+        caches.begins(self.checkpoints.parent)
         group.write_line("rank", f"{self.invocation} {STARTED}")
 
     def tell(self, why: str, about: str = "") -> None:
@@ -101,7 +101,7 @@ class Start:
         failed, began = (int(tries[1]), float(tries[2])) if tries else (0, 0.0)
         by_itself = group.own_number("NRestarts") > 0 or anew.exists()
         served = group.own_number("ActiveEnterTimestampMonotonic") / 1e6 > began
-        failed = self._failed = failed + 1 if by_itself and not served else 0
+        failed = failed + 1 if by_itself and not served else 0
         now = time.monotonic()
         group.write_line("tries", f"{failed} {now:.3f}")
         anew.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onhost import group
@@ -150,7 +150,10 @@ class Watch:
         elif replica not in self._answered and seen.said.startswith("HTTP"):
             plain = self._probe(served, limits.timeout, None)
             alive = plain.outcome is Outcome.TOKEN
-            return Seen(Outcome.REFUSED, f"replica {replica}: {seen.said}") if alive else plain
+            if alive:
+                return Seen(Outcome.REFUSED, f"replica {replica}: {seen.said}")
+            # What it did is told by its own counters, as in every other look at it.
+            return replace(plain, work=seen.work, spent=seen.spent)
         return seen
 
     def _look_at_head(self, served: Served, own: State, head: State | None, limits: Limits) -> None:

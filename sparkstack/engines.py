@@ -61,7 +61,7 @@ def env(recipe: Recipe, world: int) -> dict[str, str]:
     """The variables of every rank: what its engine needs on so many hosts, and the recipe's, which win."""
     if world > 1 and recipe.serve.engine == "atlas":
         return engine_atlas.SEVERAL_ENV | recipe.serve.env
-    compiled = COMPILED_ENV if recipe.serve.engine == "vllm" else {}
+    compiled = COMPILED_ENV if launch.keeps_cache(recipe) else {}
     return compiled | (engine_ray.ENV if launch.over_ray(recipe, world) else {}) | recipe.serve.env
 
 

@@ -190,6 +190,10 @@ def _figure(name: str, figure: str, point: Mapping[str, Any], bound: Bound | Non
         return Line(name, measured, None, None, "baseline")
     rising = RISING[figure]
     line = compared(name, measured, bound, rising)
+    cut = int(point.get("cut") or 0) if figure == "end_to_end_s" else 0
+    if cut and (measured is None or line.verdict != "fail"):
+        # The requests that were not cut are the quickest: they may miss a limit for all, and not meet it.
+        return _unsure(line, f"{cut} of {point['requests']} requests were cut by the profile's time")
     if measured is None:
         if doubt.unmeasured and figure in TIMED and int(point["requests"]) > int(point["failed"]):
             return _unsure(line, doubt.unmeasured)

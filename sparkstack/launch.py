@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -228,10 +229,38 @@ def cache_volume(image: str) -> str:
     return f"sparkstack-cache-{image.rpartition(':')[2]}"
 
 
-def _has_mount(words: Sequence[str], place: str) -> bool:
-    """Do these `docker run` arguments mount something at `place` themselves?"""
-    found = rf"[:,]((dst|destination|target)=)?{re.escape(place)}([:,]|$)"
-    return any(word == place or re.search(found, word) for word in words)
+def keeps_cache(recipe: Recipe) -> bool:
+    """Does the recipe's engine keep what it compiles in its image's volume? Not where its own `docker run`
+    arguments mount something at that place, or have a user that may not write there."""
+    if recipe.serve.engine != "vllm":
+        return False
+    for name, value in _given(recipe.serve.extra_docker_args):
+        if name in ("-u", "--user") and value.partition(":")[0] not in ("0", "root"):
+            return False
+        if any(posixpath.normpath(target) == CACHE_DIR for target in _targets(name, value) if target):
+            return False
+    return True
+
+
+def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The options of `docker run` that matter here, with their values in either spelling."""
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name in ("-v", "--volume", "--tmpfs", "--mount", "-u", "--user"):
+            yield name, value if equals else next(rest, "")
+        elif re.match(r"-[uv][^-]", word):
+            yield word[:2], word[2:]
+
+
+def _targets(name: str, value: str) -> list[str]:
+    """Where in the container an option mounts something."""
+    if name == "--mount":
+        fields = [field.partition("=") for field in value.split(",")]
+        return [what for key, _, what in fields if key in ("dst", "destination", "target")]
+    if name == "--tmpfs":
+        return [value.partition(":")[0]]
+    return (value.split(":") * 2)[1:2] if name in ("-v", "--volume") else []
 
 
 def docker_argv(
@@ -246,7 +275,7 @@ def docker_argv(
     model_path: str = "/model",
     name: str = CONTAINER,
     entrypoint: bool = True,
-    keeps_cache: bool = False,
+    cache: bool = False,
     stop_signal: str | None = None,
 ) -> list[str]:
     """`docker run …` around the command `serve` (its first word becomes the entry point; with `entrypoint`
@@ -254,7 +283,7 @@ def docker_argv(
 
     Of a variable in several `env_files` the last one counts. `extra` are a recipe's own `docker run`
     arguments; they come last so that they win. vLLM is the container's main process, without an init
-    before it: the unit must see it end. With `keeps_cache` what it compiles outlives the container: a first
+    before it: the unit must see it end. With `cache` what it compiles outlives the container: a first
     start may compile for half an hour, and would do so at each start again.
     """
     # An image that is gone is an error and no download: a start asks nobody outside.
@@ -268,7 +297,7 @@ def docker_argv(
         words += ["--shm-size", shm_size]
     # Unlike --volume, --mount refuses a folder that is not there instead of creating an empty one.
     words += ["--mount", f"type=bind,src={checkpoint_dir},dst={model_path},readonly"]
-    if keeps_cache and not _has_mount(extra, CACHE_DIR):
+    if cache:
         volume = f"type=volume,src={cache_volume(image)},dst={CACHE_DIR}"
         words += ["--mount", f"{volume},volume-label={CACHE_LABEL}={image}"]
     for path in env_files:

@@ -89,7 +89,7 @@ def _rank(recipe: Recipe, rank: int, world: int) -> Rendered:
         accelerator="gpu",
         env_files=[f"{CONFIG_DIR}/current/fabric.env", f"{CONFIG_DIR}/current/serve.env"],
         shm_size=recipe.serve.shm_size,
-        keeps_cache=recipe.serve.engine == "vllm",
+        cache=launch.keeps_cache(recipe),
         stop_signal=engines.STOP_SIGNALS.get(recipe.serve.engine),
         extra=recipe.serve.extra_docker_args,
         entrypoint=engine.entrypoint,

@@ -280,7 +280,7 @@ class Site:
             accelerator=accelerator,
             env_files=[f"{config}/current/fabric.env", f"{config}/current/serve.env", *secrets],
             shm_size=self.recipe.serve.shm_size,
-            keeps_cache=self.recipe.serve.engine == "vllm",
+            cache=launch.keeps_cache(self.recipe),
             stop_signal=engines.STOP_SIGNALS.get(self.recipe.serve.engine),
             extra=[*files, *self.recipe.serve.extra_docker_args],
         )

@@ -25,6 +25,8 @@ PROBE = Path(__file__).resolve().parent.parent / "onhost" / "status.py"
 SECONDS = 1.0
 """Between the two readings of the engine's counters."""
 ANSWER_SECONDS = 15.0
+END_SECONDS = 2.0
+ASKPASS = ("sudo_askpass_path", "su_askpass_path")
 NO_CONNECTION = "no connection"
 
 _here: set[str] = set()
@@ -100,8 +102,13 @@ def _document(hosts: list[Any], refused: dict[str, str], url: str | None) -> dic
 
 def _connect_again(one: Any, rights: dict[str, str]) -> None:
     """A host that did not answer may have been started anew: its connection is then another one."""
-    with contextlib.suppress(Exception), gevent.Timeout(ANSWER_SECONDS, False):
+    # The end of a dead connection may wait for an answer, too (pyinfra removes the password's helper).
+    with contextlib.suppress(Exception), gevent.Timeout(END_SECONDS, False):
         one.disconnect()
+    one.connected = False
+    for key in [key for key in one.connector_data if key.startswith(ASKPASS)]:
+        del one.connector_data[key]  # a file that a reboot may have taken; pyinfra makes another
+    with contextlib.suppress(Exception), gevent.Timeout(ANSWER_SECONDS, False):
         one.connect(show_errors=False)
         _look_at_rights(one, rights)
 

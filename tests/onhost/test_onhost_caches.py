@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -32,21 +33,37 @@ class Docker:
 
 
 @pytest.mark.parametrize(
-    ("docker", "failed", "removed"),
+    ("docker", "distrust", "removed"),
     [
-        (Docker(), 0, ["old"]),
-        (Docker(gone=False), 0, []),
-        (Docker(gone=False), 2, []),
-        (Docker(gone=False), 3, ["mine"]),
-        (Docker(gone=False), 4, []),  # it was not the cache: what was compiled since then is kept
-        (Docker(), 3, ["mine", "old"]),
-        (Docker(busy=True), 3, []),
-        (Docker(works=False), 3, []),
+        (Docker(), False, ["old"]),
+        (Docker(gone=False), False, []),
+        (Docker(gone=False), True, ["mine"]),
+        (Docker(), True, ["mine", "old"]),
+        (Docker(busy=True), True, []),
+        (Docker(works=False), True, []),
     ],
 )
-def test_what_goes(monkeypatch: pytest.MonkeyPatch, docker: Docker, failed: int, removed: list[str]) -> None:
+def test_what_goes(
+    monkeypatch: pytest.MonkeyPatch, docker: Docker, distrust: bool, removed: list[str]
+) -> None:
     monkeypatch.setattr(caches, "docker", docker)
-    said = caches.tidy("sparkstack/vllm:0a", failed)
+    said = caches.tidy("sparkstack/vllm:0a", distrust)
     assert docker.removed == removed and len(said) == len(removed)
     if removed == ["mine"]:
-        assert said == ["what engines compiled in mine is removed: 3 starts in a row failed"]
+        assert said == ["what engines compiled in mine is removed: this host went down while its engine ran"]
+
+
+def test_a_host_that_went_down_with_its_engine_is_known_at_its_next_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot = tmp_path / "boot_id"
+    boot.write_text("one\n")
+    monkeypatch.setattr(caches, "BOOT", boot)
+    assert not caches.broke_off(tmp_path)  # no engine ran yet
+    caches.begins(tmp_path)
+    assert not caches.broke_off(tmp_path)  # an engine that was killed, on a host that runs on
+    boot.write_text("two\n")
+    assert caches.broke_off(tmp_path)
+    caches.begins(tmp_path)
+    assert not caches.broke_off(tmp_path)
+    caches.begins(tmp_path / "not there")  # nothing is raised

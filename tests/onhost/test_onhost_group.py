@@ -254,7 +254,6 @@ class Host:
     """What a start asks of this host."""
 
     def __init__(self) -> None:
-        self.tidied: list[int] = []  # starts that had failed, at each look at what engines compiled
         self.docker = {
             "rm": [(True, "")],
             "image": [CompletedProcess([], 0, f'{{"sparkstack.image": "{RELEASE}"}}\n', "")],
@@ -286,7 +285,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     monkeypatch.setattr(group, "command", made.command)
     monkeypatch.setattr(docker_cli, "unit_state", made.unit_state)
     monkeypatch.setattr(prestart, "docker", made.inspect)
-    monkeypatch.setattr(prestart.caches, "tidy", lambda image, failed: made.tidied.append(failed) or [])
+    monkeypatch.setattr(prestart.caches, "tidy", lambda image, distrust: [])
     monkeypatch.setattr(prestart.manifests, "read", lambda folder: None)
     monkeypatch.setattr(prestart.manifests, "quick_faults", lambda folder, manifest: made.faults)
     clock = [0.0]
@@ -419,7 +418,6 @@ def pause(host: Host, restarts: int = 1, active: bool = False, rank: int = 1) ->
 def test_starts_that_fail_wait_longer_and_longer(host: Host) -> None:
     assert pause(host, restarts=0) == 0
     assert [pause(host) for _ in range(7)] == [5, 10, 20, 40, 60, 60, 60]
-    assert host.tidied == [0, 1, 2, 3, 4, 5, 6, 7]
     assert pause(host, active=True) == 0  # it had served
     assert [pause(host), pause(host)] == [5, 10]
     assert pause(host, restarts=0) == 0  # somebody starts it

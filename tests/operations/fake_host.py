@@ -241,6 +241,7 @@ class FakeHost:
         self.facts, self.answers = dict(facts or {}), dict(answers or {})
         self.state = SimpleNamespace(is_executing=True, is_host_in_limit=lambda host: True)
         self.connected = True
+        self.connector_data: dict[str, Any] = {}
         self.connector = SimpleNamespace(client=None)
         self.groups: list[str] = []
         self.inventory = Layers()

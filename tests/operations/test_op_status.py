@@ -160,3 +160,15 @@ def test_root_rights_are_looked_at_when_a_host_comes_and_once(
     # Of the rights of "a" the first two tries told nothing.
     assert sorted(asked) == ["a", "a", "b", "c"]
     assert not hosts[1].heard  # without rights it is not asked
+
+
+def test_the_end_of_a_dead_connection_holds_nothing_up(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyinfra removes the password helper over the connection, which a host that is away never answers."""
+    monkeypatch.setattr(status, "END_SECONDS", 0.01)
+    one = off("a", status_interval=3.0)
+    one.connector_data = {"sudo_askpass_path__/tmp": "/tmp/askpass", "other": 1}
+    one.disconnect = lambda: pause(60)  # type: ignore[method-assign]
+    found = watch([one], on(one), lambda: None)
+    assert states(found)[-1] == "serves" and one.connector_data == {"other": 1}

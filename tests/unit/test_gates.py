@@ -108,6 +108,26 @@ def test_a_figure_that_is_no_number_passes_no_gate(value: float | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("cut", "seconds", "verdict"),
+    [
+        (0, 9.0, "pass"),
+        (1, 9.0, "inconclusive"),  # the ones that ended are the quickest
+        (3, None, "inconclusive"),
+        (1, 40.0, "fail"),  # not even those
+        (0, None, "fail"),
+    ],
+)
+def test_requests_that_were_cut_count_in_how_long_they_take(
+    cut: int, seconds: float | None, verdict: str
+) -> None:
+    found = measurement(point() | {"end_to_end_s": spread(seconds), "cut": cut, "spread": 0.01})
+    judged = judge(found, {"end_to_end_s": {1: {"max": 10}}})
+    [line] = [line for line in judged.lines if line.name == "end_to_end_s@1"]
+    assert line.verdict == verdict
+    assert line.note == (f"{cut} of 3 requests were cut by the profile's time" if verdict == "inconclusive" else None)
+
+
+@pytest.mark.parametrize(
     ("note", "failed", "verdict"),
     [
         ("the stream comes in one piece: something between buffers it; …", 0, "inconclusive"),

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkstack.errors import SparkstackError
-from sparkstack.launch import ENV_LINE_LIMIT, Accelerator, Rank, docker_argv, env_file, run_script, serve_argv
+from sparkstack.launch import (
+    ENV_LINE_LIMIT,
+    Accelerator,
+    Rank,
+    docker_argv,
+    env_file,
+    keeps_cache,
+    run_script,
+    serve_argv,
+)
 from sparkstack.recipe import Recipe
 
 WORDS = st.text("ab \"'$\\\n`*;ü", max_size=6)
@@ -192,6 +201,18 @@ def test_docker_for_a_gpu() -> None:
     [
         ([], True),
         (["-v", "/root/.cache:/elsewhere"], True),
+        (["--user", "0:0"], True),
+        (["-e", "A=/root/.cache"], True),
+        (["--user", "1000:1000"], False),
+        (["-u1000"], False),
+        (["--user=nobody"], False),
+        (["-v/a:/root/.cache"], False),
+        (["-v", "/root/.cache"], False),
+        (["-v", "/a:/root/.cache/"], False),
+        (["--mount", "dst=/root/.cache,type=volume"], False),
+        (["--mount=type=tmpfs,destination=/root/.cache/"], False),
+        (["--tmpfs=/root/.cache"], False),
+        (["--tmpfs", "/root/.cache:size=1g"], False),
         (["-v", "/data/hub:/root/.cache/huggingface"], True),
         (["-v", "/data/cache:/root/.cache"], False),
         (["--volume=/data/cache:/root/.cache:rw"], False),
@@ -200,10 +221,10 @@ def test_docker_for_a_gpu() -> None:
     ],
 )
 def test_what_an_engine_compiled_is_kept_in_a_volume_of_its_image(extra: list[str], has: bool) -> None:
+    assert keeps_cache(recipe(serve={"extra_docker_args": extra})) is has
     words = docker_argv(
-        ["vllm"], image="sparkstack/vllm:0a1b", checkpoint_dir="/c", accelerator="gpu", extra=extra,
-        keeps_cache=True,
-    )  # fmt: skip
+        ["vllm"], image="sparkstack/vllm:0a1b", checkpoint_dir="/c", accelerator="gpu", cache=has
+    )
     volume = (
         "type=volume,src=sparkstack-cache-0a1b,dst=/root/.cache,"
         "volume-label=sparkstack.image=sparkstack/vllm:0a1b"

@@ -21,7 +21,11 @@ from onhost.pull import pull
 from onhost.staging.openers import plain_opener
 from onhost.staging.transfer import Transfer
 
+# What a builder says of a step that failed repeats all of the step, and with it words such as "timeout".
+REPEATED = re.compile(r"""process ".*" did not|The command '.*' returned""")
 STALL = 120.0  # s without a word; a daemon that extracts a layer of gigabytes is silent for long
+SAVES = 900.0
+"""s without a byte of an image: `docker save` may first write all of it to the head's disk, for each host."""
 DIGEST = re.compile(r"[^@\s]+@sha256:[0-9a-f]{64}")
 BUILDKIT = "Dockerfile.buildkit"  # the same build with cache mounts
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -33,7 +37,9 @@ STEP = re.compile(r"Step (\d+)/(\d+) : (.*)|#\d+ \[(?:\S+ +)?(\d+)/(\d+)\] (.*)"
 CHATTER = re.compile(
     r"( ---> |Removing intermediate|Sending build context|Step \d+/|DEPRECATED|Install the buildx"
     r"|#\d+ (DONE|CACHED|sha256)"
-    r"|BuildKit is|environment-variable|https://docs\.docker\.com|-{3,}|\s*$|Dockerfile:\d+$)"
+    r"|BuildKit is|environment-variable|https://docs\.docker\.com|-{3,}|\s*$"
+    # BuildKit ends with the part of the Dockerfile that failed.
+    r"|Dockerfile\S*:\d+$|\s*\d+ \||\s*> \[)"
 )
 
 
@@ -47,7 +53,8 @@ def build(job: Job) -> dict[str, Any]:
     tag = check_tag(plan.text("tag"))
     check = plan.data.get("check")
     found = inspect_image(tag)
-    if found is not None and (check is None or image_check.proved(found, str(check.get("profile")))):
+    profile, version = (check or {}).get("profile"), (check or {}).get("vllm")
+    if found is not None and (check is None or image_check.proved(found, str(profile), version)):
         return _stands(job, tag, found)
     base = plan.text("base")
     context = None if plan.data.get("context") is None else plan.path("context")
@@ -160,7 +167,7 @@ CAUSES = (
     ),
     (
         r"\bKilled\b|signal (9|killed)|out of memory|cannot allocate memory|exit code: 137",
-        "the compiler ran out of memory: lower MAX_JOBS in image.build_args and run again",
+        "the compiler ran out of memory: lower image.source.jobs and run again",
     ),
 )
 
@@ -173,14 +180,15 @@ def likely_cause(lines: list[str]) -> str | None:
     for line in reversed(lines):
         if STEP.match(line) or CHATTER.match(line):
             continue
+        said = REPEATED.sub("it", line)
         for pattern, remedy in CAUSES:
-            if re.search(pattern, line, re.IGNORECASE):
+            if re.search(pattern, said, re.IGNORECASE):
                 return remedy
     return None
 
 
 def _load(job: Job, url: str, tag: str, wanted: str, token: str | None) -> None:
-    opener = plain_opener({"Authorization": f"Bearer {token}"} if token else {}, STALL)
+    opener = plain_opener({"Authorization": f"Bearer {token}"} if token else {}, SAVES)
     job.progress.stage("fetch", None, "B", url)
     process = subprocess.Popen(
         ["docker", "load", "--quiet"],

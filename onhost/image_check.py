@@ -28,10 +28,15 @@ def report_of(image: dict[str, Any]) -> dict[str, Any] | None:
     return report if isinstance(report, dict) and isinstance(report.get("lines"), list) else None
 
 
-def proved(image: dict[str, Any], profile: str) -> bool:
-    """Has the image passed its check, for this use?"""
+def proved(image: dict[str, Any], profile: str, vllm: str | None = None) -> bool:
+    """Has the image passed its check, for this use and this version of vLLM (None: any)?"""
     report = report_of(image)
-    return report is not None and report.get("ok") is True and report.get("profile") == profile
+    if report is None or report.get("ok") is not True or report.get("profile") != profile:
+        return False
+    return vllm is None or any(
+        (line.get("check"), line.get("status"), line.get("wanted")) == ("vllm_version", "ok", f"vLLM {vllm}")
+        for line in report["lines"]
+    )
 
 
 def prove(job: Job, image: str, tag: str, wanted: dict[str, Any]) -> str:

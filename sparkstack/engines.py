@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 
 from sparkstack import engine_atlas, engine_command, engine_ray, launch
@@ -61,8 +63,17 @@ def env(recipe: Recipe, world: int) -> dict[str, str]:
     """The variables of every rank: what its engine needs on so many hosts, and the recipe's, which win."""
     if world > 1 and recipe.serve.engine == "atlas":
         return engine_atlas.SEVERAL_ENV | recipe.serve.env
-    compiled = COMPILED_ENV if launch.keeps_cache(recipe) else {}
+    compiled = COMPILED_ENV | _vllm_cache(recipe) if launch.keeps_cache(recipe) else {}
     return compiled | (engine_ray.ENV if launch.over_ray(recipe, world) else {}) | recipe.serve.env
+
+
+def _vllm_cache(recipe: Recipe) -> dict[str, str]:
+    """vLLM's cache knows nothing of our plugin: models compiled with other features are in another folder."""
+    switches = {name: value for name, value in recipe.serve.env.items() if name.startswith("SPARKSTACK_")}
+    if not switches:
+        return {}
+    mark = hashlib.sha256(json.dumps(switches, sort_keys=True).encode()).hexdigest()[:12]
+    return {"VLLM_CACHE_ROOT": f"{launch.CACHE_DIR}/vllm/sparkstack-{mark}"}
 
 
 def command_argv(

@@ -252,6 +252,7 @@ def missing_pins(
 
 SECRET_OPTIONS = ("api_key", "hf_token")
 SECRET_FLAGS = ("--api-key", "--hf-token")
+URL_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 SECRET_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
@@ -277,6 +278,12 @@ def secrets_in(recipe: Recipe) -> list[Problem]:
         Problem(where, f"{found.partition('=')[0]} in {place}", wanted, home)
         for place, several in (("serve.command", flags), ("extra_docker_args", names))
         for found in several
+    ]
+    # They are arguments of the build, and stay in the image's history.
+    result += [
+        Problem(where, f"a secret in image.build_args.{name}", wanted, "remove it; see docs/image.md")
+        for name, value in recipe.image.build_args.items()
+        if name in SECRET_VARIABLES or URL_WITH_PASSWORD.search(str(value))
     ]
     return result
 
@@ -322,6 +329,11 @@ def contradictions(recipe: Recipe, document: Document) -> list[Problem]:
         where = document.where(("image", "build"))
         found = f"image.build: source with engine {recipe.serve.engine}"
         result.append(Problem(where, found, "engine vllm, which is what is built", "correct one of the two"))
+    loads = recipe.serve.env.get("VLLM_PLUGINS")
+    if any(recipe.image.plugin.values()) and loads is not None and "sparkstack" not in loads.split(","):
+        where = document.where(("serve", "env", "VLLM_PLUGINS"))
+        found = f"serve.env.VLLM_PLUGINS = {loads!r}, which leaves our plugin out, and features of it"
+        result.append(Problem(where, found, "sparkstack among them", "add it, or remove the variable"))
     for feature, on in recipe.image.plugin.items():
         name = plugin_switch(feature)
         if recipe.serve.engine != "vllm":

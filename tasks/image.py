@@ -70,7 +70,16 @@ def _version(site: Site) -> str | None:
 
 
 def _proved(report: dict[str, Any] | None, site: Site) -> bool:
-    return report is not None and report.get("ok") is True and report.get("profile") == site.data.accelerator
+    """As `onhost.image_check.proved`. The version is no part of an image's id: it is what a recipe says of
+    it, and another one has to be looked at anew."""
+    if report is None or report.get("ok") is not True or report.get("profile") != site.data.accelerator:
+        return False
+    version = _version(site)
+    wanted = ("vllm_version", "ok", f"vLLM {version}")
+    return version is None or any(
+        (line.get("check"), line.get("status"), line.get("wanted")) == wanted
+        for line in report.get("lines") or ()
+    )
 
 
 @operation()

@@ -124,6 +124,27 @@ def test_meaningful_words_of_builders() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("#9 3.1 error: write /x: no space left on device", "the disk is full"),
+        ("#9 3.1 operation timed out", "the network failed"),
+        ("#9 3.1 something else", None),
+    ],
+)
+def test_what_buildkit_repeats_of_the_dockerfile_is_no_cause(said: str, cause: str | None) -> None:
+    step = 'if ! python -c "import torch"; then echo "no CUDA, timeout"; fi'
+    failed = f'process "/bin/sh -c {step}" did not complete successfully: exit code: 1'
+    echo = ["  21 |     ENV UV_HTTP_TIMEOUT=600", f"  22 | >>> RUN {step}", "  23 |     "]
+    again = ["-" * 6, f" > [builder 3/7] RUN {step}:", said.partition(" ")[2], "-" * 6]
+    tail = [f"#9 [builder 3/7] RUN {step}", said, f"#9 ERROR: {failed}", *again]
+    tail += ["Dockerfile.buildkit:22", "-" * 20, *echo, "-" * 20]
+    tail += [f"ERROR: failed to build: failed to solve: {failed}"]
+    found = image.likely_cause(tail)
+    assert found is None if cause is None else found is not None and found.startswith(cause)
+    assert said.partition(" ")[2].partition(" ")[2] in image.meaningful(tail)
+
+
+@pytest.mark.parametrize(
     ("line", "cause"),
     [
         ("error: write /x: no space left on device", "the disk is full"),

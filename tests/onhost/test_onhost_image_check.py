@@ -72,6 +72,13 @@ def test_a_passed_check_becomes_the_label(monkeypatch: pytest.MonkeyPatch) -> No
     assert run[-5:] == [ID, "--profile", "gpu", "--vllm", "0.20.2"]
     found = {"Config": {"Labels": docker.labels}}
     assert image_check.proved(found, "gpu") and not image_check.proved(found, "cpu")
+    # The version that a recipe says is no part of the image's id: another one is looked at anew.
+    assert not image_check.proved(found, "gpu", "0.20.2")  # GOOD has no such line
+    looked = {"check": "vllm_version", "status": "ok", "found": "vLLM 0.20.2+x", "wanted": "vLLM 0.20.2"}
+    cases = [("ok", "0.20.2", True), ("ok", "0.19.1", False), ("not checked", "0.20.2", False)]
+    for status, version, right in cases:
+        label = {"sparkstack.check": report(looked | {"status": status})}
+        assert image_check.proved({"Config": {"Labels": label}}, "gpu", version) is right
     assert ["docker", "image", "rm", "sparkstack/vllm:t-unproved"] in docker.calls
 
 

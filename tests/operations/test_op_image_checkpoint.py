@@ -86,6 +86,17 @@ def test_image_that_is_built_stays(sites: Sites) -> None:
     assert site.host.noops == [f"sparkstack/vllm:{site.image_id} is built"]
 
 
+def test_another_version_of_vllm_is_proved_anew(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site,) = sites(1)
+    line = {"check": "vllm_version", "status": "ok", "found": "vLLM 0.20.2", "wanted": "vLLM 0.20.2"}
+    report = {"ok": True, "profile": "cpu", "lines": [line]}
+    site.host.facts = {ImageId: "sha256:0a", ImageCheck: report}
+    monkeypatch.setattr(image, "_version", lambda site: "0.20.2")
+    assert commands_of(image.built, site.host, site) == []
+    monkeypatch.setattr(image, "_version", lambda site: "0.33.0")
+    assert plan_of(commands_of(image.built, site.host, site))["check"]["vllm"] == "0.33.0"
+
+
 @pytest.mark.parametrize(
     "report", [None, {"ok": False, "profile": "cpu"}, {"ok": True, "profile": "gpu"}, {"ok": "yes"}]
 )

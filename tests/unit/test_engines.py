@@ -272,6 +272,17 @@ def test_ray_is_begun_in_the_containers_where_a_recipe_says_so() -> None:
     assert engines.env(recipe(options=RAY), 1) == engines.COMPILED_ENV
 
 
+def test_models_compiled_with_other_features_are_kept_apart() -> None:
+    def folder(**env: str) -> str | None:
+        return engines.env(recipe(env=env), 1).get("VLLM_CACHE_ROOT")
+
+    one, two = folder(SPARKSTACK_HYBRID="1"), folder(SPARKSTACK_HYBRID="0")
+    assert folder(A="1") is None and one and two and one != two
+    assert one.startswith("/root/.cache/vllm/sparkstack-")
+    assert folder(SPARKSTACK_HYBRID="1", A="2") == one
+    assert folder(SPARKSTACK_HYBRID="1", VLLM_CACHE_ROOT="/mine") == "/mine"
+
+
 def test_the_scripts_around_ray_run_what_they_are_told(tmp_path: Path) -> None:
     said = tmp_path / "said"
     for name, text in (("ray", f'echo "ray $*" >> {said}'), ("vllm", f'echo "vllm $* $RAY_ADDRESS" >> {said}')):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -210,3 +212,21 @@ def test_the_labs_image_is_judged_by_its_own_profile(image: Callable[..., Any]) 
 )  # fmt: skip
 def test_which_code_runs_on_a_spark(image: Callable[..., Any], flag: str, runs: bool) -> None:
     assert image().runs_on_spark(flag) is runs
+
+
+def test_no_module_of_the_plugin_may_be_broken(image: Callable[..., Any], tmp_path: Path) -> None:
+    """Also one that is imported only when its feature is at work is looked at: all of the package is compiled
+    before anything is loaded."""
+    package = PATCHES / "sparkstack_vllm"
+    image()
+    main_of_plugin = sys.modules["sparkstack_vllm.__main__"]
+    found = sorted(path.relative_to(package) for path in package.rglob("*.py"))
+    assert len(found) > 15
+    for path in found:
+        copy = tmp_path / str(path).replace("/", "-")
+        shutil.copytree(package, copy / "sparkstack_vllm", ignore=shutil.ignore_patterns("__pycache__"))
+        with (copy / "sparkstack_vllm" / path).open("a") as file:
+            file.write("\ndef broken(:\n")
+        with pytest.raises(SyntaxError, match=re.escape(path.name)):
+            main_of_plugin.whole(copy / "sparkstack_vllm")
+    main_of_plugin.whole(package)

@@ -82,6 +82,15 @@ def test_int8_logits_of_odd_rows(kind: str) -> None:
     assert (got == 0).all() if kind == "zeros" else off(got, exact) < 3e-4
 
 
+def test_int8_logits_of_a_row_with_nan_are_nan() -> None:
+    quantised, scale, restored = int8(65, 64)
+    x = torch.randn(3, 64)
+    x[1, 9] = float("nan")
+    got = int8_head.logits(x, quantised, scale, SMALL)
+    assert got[1].isnan().all()
+    assert off(got[[0, 2]], x[[0, 2]].double() @ restored.T) < 3e-4
+
+
 def test_int8_bias_and_type() -> None:
     quantised, scale, restored = int8(65, 64)
     x, bias = torch.randn(2, 64).bfloat16(), torch.randn(65)

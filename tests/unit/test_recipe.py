@@ -302,6 +302,26 @@ def test_secrets_among_the_options_are_named(tmp_path: Path, options: str, names
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ("{http_proxy: 'http://proxy:3128'}", []),
+        ("{http_proxy: 'http://ann:s3cr3t@proxy:3128'}", ["http_proxy"]),
+        ("{HF_TOKEN: s3cr3t, PIP_INDEX_URL: 'https://a:b@index/simple'}", ["HF_TOKEN", "PIP_INDEX_URL"]),
+    ],
+)
+def test_secrets_among_the_builds_arguments_are_named(
+    tmp_path: Path, arguments: str, names: list[str]
+) -> None:
+    text = yaml.safe_load(GOOD)
+    text["image"]["build_args"] = yaml.safe_load(arguments)
+    recipe = load(tmp_path, yaml.safe_dump(text))
+    assert [str(problem).split("; ")[0] for problem in secrets_in(recipe)] == [
+        f"recipe tiny: found a secret in image.build_args.{name}" for name in names
+    ]
+    assert "s3cr3t" not in " ".join(map(str, secrets_in(recipe)))
+
+
 def test_recipes_are_found_by_name(tmp_path: Path) -> None:
     (tmp_path / "alpha.yaml").touch()
     assert find_recipe("alpha", tmp_path) == tmp_path / "alpha.yaml"

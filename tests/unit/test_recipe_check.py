@@ -392,6 +392,14 @@ BROKEN: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "native plugin left out",
+        NATIVE.replace("0}", "0, plugin: {int8_lm_head: true}}", 1)
+        + "serve:\n  env: {VLLM_PLUGINS: 'lora_filesystem_resolver'}\n",
+        [
+            "r.yaml:8: error: found serve.env.VLLM_PLUGINS = 'lora_filesystem_resolver', which leaves our plugin out, and features of it; wanted sparkstack among them; add it, or remove the variable",
+        ],
+    ),
+    (
         "native plugin conflict",
         NATIVE.replace("0}", "0, plugin: {int8_lm_head: true}}", 1)
         + "serve:\n  env: {SPARKSTACK_INT8_LM_HEAD: '0'}\n",

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from sparkstack_vllm import __version__
 from sparkstack_vllm.features import FEATURES
 from sparkstack_vllm.plugin import PluginError, check_versions, module_of
+
+
+def whole(package: Path) -> None:
+    """Compile every module, also those that are imported only when a feature is at work. Errors: SyntaxError."""
+    for path in sorted(package.rglob("*.py")):
+        compile(path.read_bytes(), str(path), "exec")
 
 
 def check() -> str:
@@ -22,6 +29,10 @@ def check() -> str:
             f"sparkstack plugin: found {len(found)} entry points vllm.general_plugins/sparkstack; wanted 1; "
             "install the wheel into the environment that vLLM runs in, once"
         )
+    try:
+        whole(Path(__file__).parent)
+    except SyntaxError as error:
+        raise PluginError(f"sparkstack plugin: found a module that is no Python: {error}") from error
     for entry in found:
         entry.load()()
     import vllm

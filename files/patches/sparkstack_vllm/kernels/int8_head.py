@@ -64,7 +64,9 @@ def _split_rows(x, high_low, scale, x_stride, WIDTH: tl.constexpr, BLOCK: tl.con
     out = high_low + row * 2 * WIDTH + column
     tl.store(out, high.to(tl.int8), mask=inside)
     tl.store(out + WIDTH, low.to(tl.int8), mask=inside)
-    tl.store(scale + row, step)
+    # The maximum and the integers know no NaN: a row that has one is NaN as a whole, as in BF16.
+    broken = tl.sum((value != value).to(tl.int32), axis=0) > 0
+    tl.store(scale + row, tl.where(broken, float("nan"), step))
 
 
 @triton.jit(do_not_specialize=["rows"])

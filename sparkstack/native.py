@@ -281,7 +281,7 @@ def secrets_in(recipe: Recipe) -> list[Problem]:
     ]
     # They are arguments of the build, and stay in the image's history.
     result += [
-        Problem(where, f"a secret in image.build_args.{name}", wanted, "remove it; see docs/image.md")
+        Problem(where, f"a secret in image.build_args.{name}", wanted, "remove it; see docs/recipes.md")
         for name, value in recipe.image.build_args.items()
         if name in SECRET_VARIABLES or URL_WITH_PASSWORD.search(str(value))
     ]

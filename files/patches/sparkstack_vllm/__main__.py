@@ -16,7 +16,7 @@ from sparkstack_vllm.plugin import PluginError, check_versions, module_of
 
 
 def whole(package: Path) -> None:
-    """Compile every module, also those that are imported only when a feature is at work. Errors: SyntaxError."""
+    """Compile every module, also those that only a feature at work imports. Errors: SyntaxError."""
     for path in sorted(package.rglob("*.py")):
         compile(path.read_bytes(), str(path), "exec")
 

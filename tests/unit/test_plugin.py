@@ -102,7 +102,7 @@ def test_says_once_a_process_what_is_on(
     plugin.register("0.1.0")
     plugin.register("0.1.0")
 
-    assert calls == ["apply"]
+    assert calls == ["self_check", "apply"]
     assert [r.getMessage() for r in caplog.records] == [
         f"sparkstack plugin 0.1.0: vLLM {version}, features: thing"
     ]
@@ -165,6 +165,23 @@ def test_a_failing_feature_stops_the_server(vllm: Any, monkeypatch: pytest.Monke
     monkeypatch.setenv("SPARKSTACK_THING", "1")
     with pytest.raises(ImportError):
         plugin.register("0.1.0")
+
+
+def test_a_feature_whose_self_check_fails_stops_the_server(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = vllm("0.32.0")
+    calls = feature(plugin, monkeypatch)
+
+    def wrong() -> None:
+        raise AssertionError("logits are off\nby half")
+
+    monkeypatch.setattr(sys.modules["sparkstack_vllm.thing"], "self_check", wrong)
+    monkeypatch.setenv("SPARKSTACK_THING", "1")
+    with pytest.raises(plugin.PluginError) as caught:
+        plugin.register("0.1.0")
+    assert str(caught.value) == "sparkstack plugin: self-check of thing failed: logits are off by half"
+    assert calls == []
 
 
 def test_an_unknown_switch_is_named(

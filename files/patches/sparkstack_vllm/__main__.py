@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkstack_vllm import __version__
 from sparkstack_vllm.features import FEATURES
-from sparkstack_vllm.plugin import PluginError, check_versions, module_of
+from sparkstack_vllm.plugin import PluginError, check_versions, checked
 
 
 def whole(package: Path) -> None:
@@ -37,18 +37,15 @@ def check() -> str:
         entry.load()()
     import vllm
 
-    checked = []
+    looked = []
     for feature in FEATURES:
         try:
             check_versions(vllm.__version__, [feature])
         except PluginError:
             continue  # not for this vLLM: whoever switches it on will be told
-        try:
-            module_of(feature).self_check()
-        except Exception as error:
-            raise PluginError(f"sparkstack plugin: self-check of {feature.name} failed: {error}") from error
-        checked.append(feature.name)
-    names = ", ".join(checked) or "nothing"
+        checked(feature)
+        looked.append(feature.name)
+    names = ", ".join(looked) or "nothing"
     return f"sparkstack plugin {__version__}: vLLM {vllm.__version__}, checked: {names}"
 
 

@@ -64,6 +64,17 @@ def module_of(feature: Feature) -> Any:
     return importlib.import_module(f"sparkstack_vllm.{feature.name}")
 
 
+def checked(feature: Feature) -> Any:
+    """The feature's module, after its self-check. Errors: PluginError."""
+    module = module_of(feature)
+    try:
+        module.self_check()
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise PluginError(f"sparkstack plugin: self-check of {feature.name} failed: {said}") from error
+    return module
+
+
 def register(plugin_version: str) -> None:
     global _done
     if _done:
@@ -73,7 +84,7 @@ def register(plugin_version: str) -> None:
     on = wanted(FEATURES, os.environ)
     check_versions(vllm.__version__, on)
     for feature in on:
-        module_of(feature).apply()
+        checked(feature).apply()
     _done = True
 
     log.info(

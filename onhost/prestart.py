@@ -73,7 +73,7 @@ class Start:
             self._container_gone()
             self._hold_port()
             self._look()
-            for line in caches.tidy(self.served.image, caches.broke_off(self.checkpoints.parent)):
+            for line in caches.tidy(self.checkpoints.parent):
                 self._say(line)
             self._group()
         finally:

@@ -24,7 +24,7 @@ from onhost.plan import JobError, Plan
 from onhost.probe_engine import LEAST_MISSES, Judge, Outcome, Seen, Verdict, probe, replicas_of
 
 MARKER = ".sparkstack-onhost"
-STOP_SECONDS = 60.0
+HEAD_STOPS_SECONDS = 60.0
 """How long a worker stays with a head that stops, at least: until then open requests may end there."""
 
 
@@ -149,8 +149,7 @@ class Watch:
             self._answered.add(replica)
         elif replica not in self._answered and seen.said.startswith("HTTP"):
             plain = self._probe(served, limits.timeout, None)
-            alive = plain.outcome is Outcome.TOKEN
-            if alive:
+            if plain.outcome is Outcome.TOKEN:
                 return Seen(Outcome.REFUSED, f"replica {replica}: {seen.said}")
             # What it did is told by its own counters, as in every other look at it.
             return replace(plain, work=seen.work, spent=seen.spent)
@@ -160,7 +159,7 @@ class Watch:
         if head is None:
             return
         if head.answered:
-            self._for_long(served, 0, group.apart(head, own.invocation), max(limits.away, STOP_SECONDS))
+            self._for_long(served, 0, group.apart(head, own.invocation), max(limits.away, HEAD_STOPS_SECONDS))
         else:
             self._for_long(served, 0, self._silence(0, head), limits.away)
 

@@ -83,3 +83,16 @@ def dockerfile_values(source: SourceBuild | None, version: str | None) -> dict[s
 def id_of(build: Build, base: str, plugin: str, dockerfile: str, build_args: Mapping[str, str]) -> str:
     """The image's id. What is pulled is its base alone: a changed plugin here is no other image there."""
     return image_id(base, "", "", {}) if build == "pull" else image_id(base, plugin, dockerfile, build_args)
+
+
+def is_proved(report: Mapping[str, Any] | None, profile: str, version: str | None) -> bool:
+    """Did an image with this result of its check (the label) pass for `profile`, and as vLLM `version` (None:
+    any)? The version is no part of an image's id: it is what a recipe says of it, so another one has to be
+    looked at anew. `onhost.image_check.proved` decides the same on the host."""
+    if report is None or report.get("ok") is not True or report.get("profile") != profile:
+        return False
+    wanted = ("vllm_version", "ok", f"vLLM {version}")
+    return version is None or any(
+        (line.get("check"), line.get("status"), line.get("wanted")) == wanted
+        for line in report.get("lines") or ()
+    )

@@ -9,6 +9,7 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import StringCommand, deploy, operation
 
+from sparkstack.image_source import is_proved
 from tasks import drift, share, undo
 from tasks.facts import ImageCheck, ImageId, Text
 from tasks.files import Commands, ManagedFile
@@ -70,16 +71,7 @@ def _version(site: Site) -> str | None:
 
 
 def _proved(report: dict[str, Any] | None, site: Site) -> bool:
-    """As `onhost.image_check.proved`. The version is no part of an image's id: it is what a recipe says of
-    it, and another one has to be looked at anew."""
-    if report is None or report.get("ok") is not True or report.get("profile") != site.data.accelerator:
-        return False
-    version = _version(site)
-    wanted = ("vllm_version", "ok", f"vLLM {version}")
-    return version is None or any(
-        (line.get("check"), line.get("status"), line.get("wanted")) == wanted
-        for line in report.get("lines") or ()
-    )
+    return is_proved(report, site.data.accelerator, _version(site))
 
 
 @operation()

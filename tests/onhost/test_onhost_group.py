@@ -285,7 +285,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     monkeypatch.setattr(group, "command", made.command)
     monkeypatch.setattr(docker_cli, "unit_state", made.unit_state)
     monkeypatch.setattr(prestart, "docker", made.inspect)
-    monkeypatch.setattr(prestart.caches, "tidy", lambda image, distrust: [])
+    monkeypatch.setattr(prestart.caches, "tidy", lambda state_dir: [])
     monkeypatch.setattr(prestart.manifests, "read", lambda folder: None)
     monkeypatch.setattr(prestart.manifests, "quick_faults", lambda folder, manifest: made.faults)
     clock = [0.0]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from onhost import caches
 from tasks.site import UNIT, Site
 
 Unit = dict[str, list[str]]
@@ -67,3 +68,21 @@ def test_a_docker_that_stops_is_not_asked(
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(words, env={"PATH": path}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "stop --time 30 sparkstack-serve\n" if asked else "")
+
+
+@pytest.mark.parametrize(("boot", "stays"), [("this one", False), ("another", True), (None, None)])
+def test_the_end_takes_the_note_of_its_own_boot_alone(
+    sites: Callable[..., list[Site]], tmp_path: Path, boot: str | None, stays: bool | None
+) -> None:
+    """A start that fails early ends the unit, too: what a power cut left must be known to the next one. The
+    line is run as systemd would run it."""
+    site = sites(2)[0]
+    line = read(site.unit_file.content.decode())["ExecStopPost"]
+    here, note = tmp_path / "boot_id", tmp_path / caches.BEGAN
+    text = " ".join(line).removeprefix("-").replace(str(caches.BOOT), str(here))
+    assert f"{site.data.state_dir}/{caches.BEGAN}" in text and str(here) in text
+    here.write_text("this one")
+    if boot is not None:
+        note.write_text(boot)
+    subprocess.run(shlex.split(text.replace(site.data.state_dir, str(tmp_path))), check=False)
+    assert note.exists() is bool(stays)

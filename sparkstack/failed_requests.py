@@ -3,7 +3,6 @@ fast it answers the others."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,14 +10,7 @@ from sparkstack.verdict_line import Line, figure_name
 
 WANTED = "none of at least 1"
 BEYOND = "above the saturation point, which such a rate ends"
-TOO_LONG = "the server takes no input of that length"
-_REFUSED = re.compile(r"HTTP (?:400|413|422)\b")
-# What servers say of an input that is longer than they have room for.
-_LENGTH = re.compile(
-    r"context[ _](length|size|window)|too (long|large)|longer than|max_?(imum)?[ _](model|input|seq|prompt)"
-    r"|max_new_tokens. must be",
-    re.IGNORECASE,
-)
+UNTAKEN = "the server takes no input of that length; the notes have its words"
 
 
 def lines(measurement: Mapping[str, Any]) -> Iterator[Line]:
@@ -27,9 +19,11 @@ def lines(measurement: Mapping[str, Any]) -> Iterator[Line]:
         if int(point["failed"]) or not int(point["requests"]):
             yield _line(_point_name(point), point, "fail")
     for one in measurement.get("contexts") or []:
+        name = f"failed_requests@context/{one.get('asked', one['input_tokens'])}"
         if int(one.get("failed") or 0):
-            name = f"failed_requests@context/{one.get('asked', one['input_tokens'])}"
-            yield _too_long(name, one) or _line(name, one, "fail")
+            yield _line(name, one, "fail")
+        elif one.get("requests") == 0:
+            yield Line(name, None, WANTED, None, "not checked", UNTAKEN)
     limit = _kept_up(measurement)
     for one in measurement.get("open_loop") or []:
         if int(one.get("failed") or 0):
@@ -57,15 +51,6 @@ def _found(one: Mapping[str, Any]) -> str:
 
 def _why(one: Mapping[str, Any]) -> str:
     return "; ".join(str(why) for why in (one.get("failures") or [])[:3])
-
-
-def _too_long(name: str, one: Mapping[str, Any]) -> Line | None:
-    """Where the server only says that it has no room for so much: that is no fault of its own."""
-    # Our own words behind the server's name the context of every request that is refused.
-    said = [str(why).partition("; wanted ")[0] for why in one.get("failures") or []]
-    if not said or not all(_REFUSED.search(why) and _LENGTH.search(why) for why in said):
-        return None
-    return Line(name, _found(one), WANTED, None, "not checked", f"{TOO_LONG}: {said[0]}")
 
 
 def _asked_rates(measurement: Mapping[str, Any]) -> list[float]:

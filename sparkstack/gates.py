@@ -8,7 +8,6 @@ this measurement did not look at is told as not checked.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -29,8 +28,6 @@ TIMED = ("decode_tok_s", "ttft_s", "total_tok_s", "inter_token_s", "end_to_end_s
 """Figures that a busy machine makes worse. What share of a draft is accepted does not hang on the clock."""
 SPREAD_LIMIT = 0.1
 """Where a measurement does not say which spread it takes for noise."""
-UNMEASURED = re.compile(r"the stream comes in one piece|speed: with \d+ streams answers were cut")
-"""Notes (of onhost/bench/phases.py) on a server whose speed nobody can tell from what it sends."""
 UNKNOWN_SPREAD = 1.0
 """What is allowed for where nobody knows the spread: only what misses its limit twice over is a miss."""
 
@@ -72,8 +69,6 @@ class _Doubt:
     noisy: str
     cut: str
     spread_limit: float
-    unmeasured: str
-    """Why speeds of requests that ended well could not be measured."""
 
 
 Points = dict[tuple[str, int], Mapping[str, Any]]
@@ -162,8 +157,7 @@ def _doubt(measurement: Mapping[str, Any]) -> _Doubt:
         what = "not known" if spread is None else percent(float(spread))
         noisy = f"the machine is noisy: spread {what} over {percent(limit)}{again}"
     cut = "" if measurement.get("complete", True) else "the measurement was stopped before its end"
-    notes = [str(note) for note in measurement.get("notes") or ()]
-    return _Doubt(noisy, cut, limit, next((note for note in notes if UNMEASURED.match(note)), ""))
+    return _Doubt(noisy, cut, limit)
 
 
 def _bound(wanted: Expect, figure: str, category: str, streams: int) -> Bound | None:
@@ -195,8 +189,9 @@ def _figure(name: str, figure: str, point: Mapping[str, Any], bound: Bound | Non
         # The requests that were not cut are the quickest: they may miss a limit for all, and not meet it.
         return _unsure(line, f"{cut} of {point['requests']} requests were cut by the profile's time")
     if measured is None:
-        if doubt.unmeasured and figure in TIMED and int(point["requests"]) > int(point["failed"]):
-            return _unsure(line, doubt.unmeasured)
+        why = str(point.get("unmeasured") or "")
+        if why and figure in TIMED and int(point["requests"]) > int(point["failed"]):
+            return _unsure(line, why)
         return line if not doubt.cut else Line(name, None, line.expected, None, "not checked", doubt.cut)
     limits = bound.limits(rising)
     value, spread = point.get(figure), number(point.get("spread"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import statistics
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,8 @@ from onhost.bench.plain import Asker
 from onhost.bench.prompts import WORDS, filler
 from onhost.bench.sample import Failed, OutOfTime
 
+TOO_LONG = re.compile(r"context|too (long|large)|longer than|exceed|max\w*.?(len|tok)", re.IGNORECASE)
+"""How servers say that a prompt is too long."""
 SLOWEST = 200  # tokens of input a second; a server that reads slower does not answer
 
 
@@ -40,6 +43,11 @@ def patient(target: Target, tokens: int) -> Target:
     return replace(target, timeout=target.timeout + tokens / SLOWEST)
 
 
+def too_long(error: Refused) -> bool:
+    """Does the server refuse for the length? That is a limit of it, and any other refusal a failure."""
+    return TOO_LONG.search(error.words) is not None
+
+
 def untaken(tokens: int, error: Refused) -> str:
     """What a note says of a length that the server refuses."""
     return f"the server takes no {tokens} tokens ({error.words})"
@@ -50,8 +58,7 @@ async def at_length(
 ) -> tuple[dict[str, Any], str]:
     """`repeats` requests, one at a time, each with a text of its own that no cache has seen.
 
-    The entry of the measurement, and why the server does not take that many tokens ("" where it does): that
-    is a limit of the server's, not a failure.
+    The entry of the measurement, and why the server does not take that many tokens ("" where it does).
     """
     loop = asyncio.get_running_loop()
     result, refused = Round(), ""
@@ -65,10 +72,11 @@ async def at_length(
             await load.one(" ".join(filler(words, seed)), None, until, result)
     except OutOfTime as late:
         result.late.append(str(late))
-    except Refused as error:
-        refused = untaken(tokens, error)
-    except Failed as error:
-        result.failures.append(str(error))
+    except (Failed, Refused) as error:
+        if isinstance(error, Refused) and too_long(error):
+            refused = untaken(tokens, error)
+        else:
+            result.failures.append(str(error))
     samples = result.samples
     counted = [s.prompt_tokens for s in samples if s.prompt_tokens]
     prefill = [

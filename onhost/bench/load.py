@@ -32,6 +32,11 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
+UNCOUNTED = "answers were cut, and no token ids count them"
+ONE_PIECE = "the stream comes in one piece: something between buffers it"
+"""Why a speed of requests that ended well is not known."""
+
+
 @dataclass
 class Round:
     """What some requests came to, and the s from the first one's start to the last one's end.
@@ -238,6 +243,10 @@ def _point(whole: Round, rounds: list[Round], before: Counters, after: Counters)
     known = [r for r in rounds if r.samples and not r.lost]
     told = sum(known, Round())
     rates = [r.output_tok_s for r in known if r.output_tok_s is not None]
+    speeds = [s.decode_tok_s for s in samples if s.decode_tok_s is not None]
+    unmeasured = UNCOUNTED if samples and not known else None
+    if not speeds and any(s.in_one_piece for s in samples):
+        unmeasured = ONE_PIECE
     asked = rate(sum(s.prompt_tokens for s in told.samples), told.seconds)
     return {
         **whole.failed(),
@@ -245,12 +254,13 @@ def _point(whole: Round, rounds: list[Round], before: Counters, after: Counters)
         "repeats": len(rounds),
         "ttft_s": distribution([s.ttft for s in samples]),
         "inter_token_s": distribution([wait for s in samples for wait in s.inter_token()]),
-        "decode_tok_s": distribution([s.decode_tok_s for s in samples if s.decode_tok_s is not None]),
+        "decode_tok_s": distribution(speeds),
         "end_to_end_s": distribution([s.ended - s.began for s in done]),
         "input_tok_s": asked if len(done) == len(samples) and known else None,
         "output_tok_s": distribution(rates)["median"],
         "total_tok_s": told.output_tok_s,
         "spread": spread(rates),
+        "unmeasured": unmeasured,
         "acceptance": drafts.get("acceptance"),
         "accepted_length": drafts.get("accepted_length"),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from onhost.bench.client import Refused
-from onhost.bench.contexts import patient, untaken, words_for
+from onhost.bench.contexts import patient, too_long, untaken, words_for
 from onhost.bench.plain import Reply
 from onhost.bench.prompts import CATEGORIES, PROMPTS, filler
 from onhost.bench.quality import PASSES, Asked, Result, scored
@@ -38,8 +37,6 @@ def haystack(words: int, depth: float, number: int) -> tuple[str, str]:
     return task + " ".join([*text[:at], needle, *text[at:]]) + question, secret
 
 
-# How servers say that a prompt is too long.
-TOO_LONG = re.compile(r"context|too (long|large)|longer than|exceed|max\w*.?(len|tok)", re.IGNORECASE)
 NEEDLE_ROOM = 150  # tokens for the task, the sentence, the question, the answer and the chat's template
 
 
@@ -56,7 +53,7 @@ async def needle(asked: Asked, lengths: list[int], depths: tuple[float, ...], to
         try:
             texts, got = await _needles(asked, length, depths, len(replies))
         except Refused as error:
-            if told or not (replies or TOO_LONG.search(error.words)):
+            if told or not (replies or too_long(error)):
                 raise
             notes.append(untaken(length, error))
             break

@@ -14,7 +14,7 @@ import httpx
 from onhost.bench import forms, longer, quality
 from onhost.bench.client import Refused, Target
 from onhost.bench.contexts import at_length
-from onhost.bench.load import Load, none_answered
+from onhost.bench.load import ONE_PIECE, UNCOUNTED, Load, none_answered
 from onhost.bench.open_loop import at_rate, saturate
 from onhost.bench.plain import Asker
 from onhost.bench.profile import Profile, lengths
@@ -135,7 +135,7 @@ class Phases:
                 raise none_answered(seen, streams, self._target)
             self._samples += seen.samples
             if point["total_tok_s"] is None:
-                self._note(f"speed: with {streams} streams answers were cut, and no token ids count them")
+                self._note(f"speed: with {streams} streams {UNCOUNTED}")
             self._out["points"].append(point)
             self._out["noise"] = self._noise()
             self._out["sane"] = sanity(self._samples, profile.max_tokens, judge=profile.judge_text)
@@ -144,10 +144,8 @@ class Phases:
             self._job.progress.add(0, said(point))
             self._keep()
         if pieces := sum(sample.in_one_piece for sample in self._samples):
-            self._note(
-                "the stream comes in one piece: something between buffers it; how fast the tokens of "
-                f"{pieces} of {len(self._samples)} answers came is not known"
-            )
+            answers = f"{pieces} of {len(self._samples)} answers"
+            self._note(f"{ONE_PIECE}; how fast the tokens of {answers} came is not known")
         elif (most := statistics.median(sample.chunks_a_piece for sample in self._samples)) >= BUFFERED:
             self._note(
                 f"the stream comes in pieces of about {most:.0f} chunks: something between buffers it; the "

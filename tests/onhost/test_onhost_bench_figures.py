@@ -20,6 +20,8 @@ import httpx
 import pytest
 from simulated import Loop, Scripted, Timing, event
 
+from onhost.bench.client import Refused
+from onhost.bench.contexts import too_long
 from onhost.bench.figures import MANY, distribution, interval, slope, spread
 from onhost.bench.load import Load
 from onhost.bench.open_loop import arrivals
@@ -28,6 +30,7 @@ from onhost.bench.run import measure
 from onhost.bench.server import Metrics, look
 from onhost.jobs import Job, Progress
 from onhost.plan import JobError, Plan
+from sparkstack import gates
 
 QUICK: dict[str, Any] = {"warmup": 0, "repeats": 1, "max_tokens": 31}
 
@@ -100,6 +103,7 @@ def test_text_that_comes_apart_from_its_ids_is_no_wait(tmp_path: Path, name: str
     assert (point["inter_token_s"]["median"], point["inter_token_s"]["n"]) == (near(wait), after)
     most = max(timing.gap + more for more in (0.0, *timing.stall.values()))
     assert point["inter_token_s"]["max"] <= most * 1.01
+    assert point["unmeasured"] is None
 
 
 @pytest.mark.parametrize(("chunks", "ids", "took"), [(4, True, 0.0), (31, True, 1.7e-5), (31, False, 1.7e-5)])
@@ -118,7 +122,11 @@ def test_a_stream_that_comes_in_one_piece_has_no_speed(
     (context,) = found["contexts"]
     assert (context["failed"], context["decode_tok_s"]["n"], context["prefill_tok_s"]) == (0, 0, None)
     (note,) = found["notes"]
-    assert note.startswith("the stream comes in one piece: something between buffers it")
+    assert note.startswith(point["unmeasured"])
+    assert point["unmeasured"] == "the stream comes in one piece: something between buffers it"
+    # A gate that expects a speed of it is told so, and neither passes nor fails.
+    speed = gates.judge(found, {"decode_tok_s": {1: {"min": 1}}}).lines[0]
+    assert (speed.verdict, speed.note) == ("inconclusive", point["unmeasured"])
 
 
 @pytest.mark.parametrize("ids", [True, False])
@@ -355,6 +363,22 @@ def test_contexts(tmp_path: Path) -> None:
     assert [c["asked"] for c in found["contexts"]] == [1024, 4096, int(5000 * 0.99) - 47]
 
 
+@pytest.mark.parametrize(
+    ("words", "long"),
+    [
+        ("This model's maximum context length is 4096 tokens. However, you requested 8192", True),
+        ("the request exceeds the available context size", True),
+        ("The input (8192 tokens) is longer than the model's context length (4096 tokens).", True),
+        ("`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 8192", True),
+        ("prompt is too long: 8192 tokens", True),
+        ("The model `m` does not exist", False),
+        ("unknown field ignore_eos", False),
+    ],
+)
+def test_how_servers_say_that_an_input_is_too_long(words: str, long: bool) -> None:
+    assert too_long(Refused("", words)) is long
+
+
 @pytest.mark.parametrize("longest", [None, 10_000])
 def test_a_length_that_the_server_refuses_is_no_failure(tmp_path: Path, longest: int | None) -> None:
     def refuses(body: dict[str, Any]) -> str | None:
@@ -368,7 +392,11 @@ def test_a_length_that_the_server_refuses_is_no_failure(tmp_path: Path, longest:
     assert found["notes"] == [
         f"contexts: the server takes no {n} tokens (the context is 3000 tokens)" for n in (4000, 9000)
     ]
-    # A server that breaks down over it has failed.
+    # A server that refuses it for something else has failed.
+    server.refuses = lambda body: "unknown field" if server.tokens_of(body) > 3000 else None
+    found = measured(tmp_path, server, {**QUICK, "contexts": [1000, 4000], "repeats": 1})
+    assert [(c["requests"], c["failed"]) for c in found["contexts"]] == [(1, 0), (1, 1)]
+    # So has one that breaks down over it.
     server.refuses = lambda _body: None
     server.fault = lambda n: "cut" if n and server.tokens_of(server.asked[n]) > 3000 else ""
     found = measured(tmp_path, server, {**QUICK, "contexts": [1000, 4000], "repeats": 1})

@@ -128,19 +128,18 @@ def test_requests_that_were_cut_count_in_how_long_they_take(
 
 
 @pytest.mark.parametrize(
-    ("note", "failed", "verdict"),
+    ("why", "failed", "verdict"),
     [
-        ("the stream comes in one piece: something between buffers it; …", 0, "inconclusive"),
-        ("speed: with 1 streams answers were cut, and no token ids count them", 0, "inconclusive"),
-        ("the stream comes in one piece: something between buffers it; …", 3, "fail"),  # none answered
-        ("contexts: the server takes no 8192 tokens", 0, "fail"),
+        ("the stream comes in one piece: something between buffers it", 0, "inconclusive"),
+        ("the stream comes in one piece: something between buffers it", 3, "fail"),  # none answered
+        (None, 0, "fail"),
     ],
 )
-def test_a_speed_that_nobody_can_tell_is_inconclusive(note: str, failed: int, verdict: str) -> None:
-    found = measurement(point(decode=None, failed=failed)) | {"notes": [note]}
+def test_a_speed_that_nobody_can_tell_is_inconclusive(why: str | None, failed: int, verdict: str) -> None:
+    found = measurement(point(decode=None, failed=failed) | {"unmeasured": why})
     judged = judge(found, {"decode_tok_s": {1: {"min": 1}}})
     assert judged.lines[0].verdict == verdict
-    assert judged.lines[0].note == (note if verdict == "inconclusive" else None)
+    assert judged.lines[0].note == (why if verdict == "inconclusive" else None)
 
 
 @pytest.mark.parametrize("broken", [{}, {"points": 1}, {"points": [{"streams": 1}]}, {"points": [None]}])
@@ -439,10 +438,6 @@ def test_what_there_was_no_time_for_is_no_miss() -> None:
 
 BROKEN = {"requests": 5, "failed": 5, "failures": ["HTTP 500 (out of memory)"]}
 MET = {"decode_tok_s": {1: {"min": 1}}}
-TOO_LONG = (
-    "found HTTP 400 from http://h:1 ({}); wanted the request accepted; check the context length and the "
-    "benchmark's profile"
-)
 SEARCHED = {"name": "full", "saturation": True, "streams": [1], "rates": [2.0]}
 
 
@@ -491,32 +486,11 @@ def test_the_rate_at_which_a_server_gave_up_is_what_was_looked_for() -> None:
     assert told.note == "HTTP 500 (out of memory); above the saturation point, which such a rate ends"
 
 
-@pytest.mark.parametrize(
-    ("words", "verdict"),
-    [
-        ("This model's maximum context length is 4096 tokens. However, you requested 8192", "not checked"),
-        ("the request exceeds the available context size", "not checked"),
-        ("The input (8192 tokens) is longer than the model's context length (4096 tokens).", "not checked"),
-        ("`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 8192", "not checked"),
-        ("prompt is too long: 8192 tokens", "not checked"),
-        ("The model `m` does not exist", "fail"),
-        ("unknown field ignore_eos", "fail"),
-    ],
-)
-def test_an_input_that_the_model_has_no_room_for_was_not_checked(words: str, verdict: str) -> None:
-    one = {
-        "asked": 8192,
-        "input_tokens": None,
-        "requests": 1,
-        "failed": 1,
-        "failures": [TOO_LONG.format(words)],
-    }
+def test_an_input_that_the_server_does_not_take_was_not_checked() -> None:
+    one = {"asked": 8192, "input_tokens": None, "requests": 0, "failed": 0, "failures": []}
     result = judge(full(contexts=[one]), MET)
-    assert line(result, "failed_requests@context/8192").verdict == verdict
-    assert result.result == ("fail" if verdict == "fail" else "pass")
-    assert ("1 not checked" in result.why) is (verdict == "not checked")
-    both = {**one, "requests": 2, "failed": 2, "failures": [*one["failures"], "no byte for 300 s"]}
-    assert line(judge(full(contexts=[both]), MET), "failed_requests@context/8192").verdict == "fail"
+    assert line(result, "failed_requests@context/8192").verdict == "not checked"
+    assert result.result == "pass" and "1 not checked" in result.why
 
 
 @pytest.mark.parametrize("broken", [{"contexts": [None]}, {"open_loop": [{"failed": 1}]}, {"contexts": 5}])

@@ -1,6 +1,6 @@
 """What engines have compiled, in a Docker volume an image: kept over restarts, but not for ever.
 
-The volume comes with the first `docker run` (sparkstack/launch.py) and says in a label whose it is.
+The volume comes with the first `docker run` (sparkstack/engine_cache.py) and says in a label whose it is.
 """
 
 from __future__ import annotations

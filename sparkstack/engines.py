@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 
-from sparkstack import engine_atlas, engine_command, engine_ray, launch
+from sparkstack import engine_atlas, engine_cache, engine_command, engine_ray, launch
 from sparkstack.api_key import INSIDE
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.launch import Accelerator, Rank
@@ -15,8 +13,6 @@ from sparkstack.native import Recipe
 MODEL_PATH = "/model"
 """Where the checkpoint is in the container."""
 REPOSITORY = "sparkstack"
-COMPILED_ENV = {"CUDA_CACHE_PATH": f"{launch.CACHE_DIR}/nv", "TRITON_CACHE_DIR": f"{launch.CACHE_DIR}/triton"}
-"""Kernels that are compiled where vLLM runs go where they outlive the container."""
 STOP_SIGNALS = {"atlas": "SIGINT"}
 """Where an engine hears another signal than Docker's SIGTERM, which older Atlas, as main process, ignores."""
 
@@ -63,17 +59,8 @@ def env(recipe: Recipe, world: int) -> dict[str, str]:
     """The variables of every rank: what its engine needs on so many hosts, and the recipe's, which win."""
     if world > 1 and recipe.serve.engine == "atlas":
         return engine_atlas.SEVERAL_ENV | recipe.serve.env
-    compiled = COMPILED_ENV | _vllm_cache(recipe) if launch.keeps_cache(recipe) else {}
-    return compiled | (engine_ray.ENV if launch.over_ray(recipe, world) else {}) | recipe.serve.env
-
-
-def _vllm_cache(recipe: Recipe) -> dict[str, str]:
-    """vLLM's cache knows nothing of our plugin: models compiled with other features are in another folder."""
-    switches = {name: value for name, value in recipe.serve.env.items() if name.startswith("SPARKSTACK_")}
-    if not switches:
-        return {}
-    mark = hashlib.sha256(json.dumps(switches, sort_keys=True).encode()).hexdigest()[:12]
-    return {"VLLM_CACHE_ROOT": f"{launch.CACHE_DIR}/vllm/sparkstack-{mark}"}
+    ray = engine_ray.ENV if launch.over_ray(recipe, world) else {}
+    return engine_cache.env(recipe) | ray | recipe.serve.env
 
 
 def command_argv(

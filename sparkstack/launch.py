@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import posixpath
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sparkstack import engine_cache
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.image_source import ENCODER_BACKEND
 from sparkstack.recipe import Recipe
@@ -217,52 +217,6 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-CACHE_DIR = "/root/.cache"
-"""Where engines in a container keep what they compile: vLLM and FlashInfer by themselves, Triton and CUDA by
-`engines.COMPILED_ENV`."""
-CACHE_LABEL = "sparkstack.image"
-
-
-def cache_volume(image: str) -> str:
-    """The Docker volume with what an image's engines have compiled: one an image (its tag is its content's
-    hash), so that nothing compiled by one version is ever read by another."""
-    return f"sparkstack-cache-{image.rpartition(':')[2]}"
-
-
-def keeps_cache(recipe: Recipe) -> bool:
-    """Does the recipe's engine keep what it compiles in its image's volume? Not where its own `docker run`
-    arguments mount something at that place, or have a user that may not write there."""
-    if recipe.serve.engine != "vllm":
-        return False
-    for name, value in _given(recipe.serve.extra_docker_args):
-        if name in ("-u", "--user") and value.partition(":")[0] not in ("0", "root"):
-            return False
-        if any(posixpath.normpath(target) == CACHE_DIR for target in _targets(name, value) if target):
-            return False
-    return True
-
-
-def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The options of `docker run` that matter here, with their values in either spelling."""
-    rest = iter(words)
-    for word in rest:
-        name, equals, value = word.partition("=")
-        if name in ("-v", "--volume", "--tmpfs", "--mount", "-u", "--user"):
-            yield name, value if equals else next(rest, "")
-        elif re.match(r"-[uv][^-]", word):
-            yield word[:2], word[2:]
-
-
-def _targets(name: str, value: str) -> list[str]:
-    """Where in the container an option mounts something."""
-    if name == "--mount":
-        fields = [field.partition("=") for field in value.split(",")]
-        return [what for key, _, what in fields if key in ("dst", "destination", "target")]
-    if name == "--tmpfs":
-        return [value.partition(":")[0]]
-    return (value.split(":") * 2)[1:2] if name in ("-v", "--volume") else []
-
-
 def docker_argv(
     serve: Sequence[str],
     *,
@@ -298,8 +252,7 @@ def docker_argv(
     # Unlike --volume, --mount refuses a folder that is not there instead of creating an empty one.
     words += ["--mount", f"type=bind,src={checkpoint_dir},dst={model_path},readonly"]
     if cache:
-        volume = f"type=volume,src={cache_volume(image)},dst={CACHE_DIR}"
-        words += ["--mount", f"{volume},volume-label={CACHE_LABEL}={image}"]
+        words += ["--mount", engine_cache.mount(image)]
     for path in env_files:
         words += ["--env-file", path]
     if accelerator == "gpu":

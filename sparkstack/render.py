@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jinja2
 
-from sparkstack import engines, launch, nccl, topology
+from sparkstack import engine_cache, engines, launch, nccl, topology
 from sparkstack.description import Launch
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.native import Recipe, missing_pins, not_made
@@ -89,7 +89,7 @@ def _rank(recipe: Recipe, rank: int, world: int) -> Rendered:
         accelerator="gpu",
         env_files=[f"{CONFIG_DIR}/current/fabric.env", f"{CONFIG_DIR}/current/serve.env"],
         shm_size=recipe.serve.shm_size,
-        cache=launch.keeps_cache(recipe),
+        cache=engine_cache.keeps(recipe),
         stop_signal=engines.STOP_SIGNALS.get(recipe.serve.engine),
         extra=recipe.serve.extra_docker_args,
         entrypoint=engine.entrypoint,

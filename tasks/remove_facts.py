@@ -7,7 +7,7 @@ from typing import Any
 
 from pyinfra.api import FactBase
 
-from sparkstack.launch import CACHE_LABEL
+from sparkstack import engine_cache
 from tasks import undo
 
 DATA = ("checkpoints", "downloads")
@@ -46,7 +46,7 @@ class DockerThings(FactBase[dict[str, Any]]):
             "sed -n -e 's/^\\(sparkstack-[^ ]*\\) .*/container=\\1/p' "
             "-e 's/^\\([^ ]*\\) sparkstack\\/[a-z]*:.*/container=\\1/p' | sort -u; "
             "docker images --format 'image={{.Repository}}:{{.Tag}}' 'sparkstack/*'; "
-            f"docker volume ls --filter label={CACHE_LABEL} --format 'volume={{{{.Name}}}}'; "
+            f"docker volume ls --filter label={engine_cache.LABEL} --format 'volume={{{{.Name}}}}'; "
             f'for i in {names}; do ! docker image inspect "$i" >/dev/null 2>&1 || echo "image=$i"; done'
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyinfra.api.exceptions import PyinfraError
 
-from sparkstack import api_key, engines, image_source, launch, nccl, recipe, release, releases
+from sparkstack import api_key, engine_cache, engines, image_source, launch, nccl, recipe, release, releases
 from sparkstack.distribution import Distribution
 from sparkstack.endpoint import own_url
 from sparkstack.expectation import profile_of
@@ -280,7 +280,7 @@ class Site:
             accelerator=accelerator,
             env_files=[f"{config}/current/fabric.env", f"{config}/current/serve.env", *secrets],
             shm_size=self.recipe.serve.shm_size,
-            cache=launch.keeps_cache(self.recipe),
+            cache=engine_cache.keeps(self.recipe),
             stop_signal=engines.STOP_SIGNALS.get(self.recipe.serve.engine),
             extra=[*files, *self.recipe.serve.extra_docker_args],
         )

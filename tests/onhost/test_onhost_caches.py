@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onhost import caches
-from sparkstack import launch
+from sparkstack import engine_cache
 
 
 class Docker:
@@ -81,4 +81,4 @@ def test_a_host_that_went_down_with_its_engine_is_known_until_that_is_dealt_with
 
 
 def test_the_core_gives_the_volumes_the_label_that_the_host_looks_for() -> None:
-    assert launch.CACHE_LABEL == caches.LABEL
+    assert engine_cache.LABEL == caches.LABEL

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparkstack import engines
+from sparkstack import engine_cache, engines
 from sparkstack.check import check
 from sparkstack.errors import SparkstackError
 from sparkstack.launch import Rank
@@ -269,7 +269,7 @@ def test_ray_is_begun_in_the_containers_where_a_recipe_says_so() -> None:
     assert engines.env(recipe(options=RAY), 2)["RAY_memory_monitor_refresh_ms"] == "0"
     # One host has nobody to meet.
     assert started(recipe(options=RAY))[0] == "vllm"
-    assert engines.env(recipe(options=RAY), 1) == engines.COMPILED_ENV
+    assert engines.env(recipe(options=RAY), 1) == engine_cache.KERNELS
 
 
 def test_models_compiled_with_other_features_are_kept_apart() -> None:

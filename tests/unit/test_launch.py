@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkstack import engine_cache
 from sparkstack.errors import SparkstackError
-from sparkstack.launch import (
-    ENV_LINE_LIMIT,
-    Accelerator,
-    Rank,
-    docker_argv,
-    env_file,
-    keeps_cache,
-    run_script,
-    serve_argv,
-)
+from sparkstack.launch import ENV_LINE_LIMIT, Accelerator, Rank, docker_argv, env_file, run_script, serve_argv
 from sparkstack.recipe import Recipe
 
 WORDS = st.text("ab \"'$\\\n`*;ü", max_size=6)
@@ -221,7 +213,7 @@ def test_docker_for_a_gpu() -> None:
     ],
 )
 def test_what_an_engine_compiled_is_kept_in_a_volume_of_its_image(extra: list[str], has: bool) -> None:
-    assert keeps_cache(recipe(serve={"extra_docker_args": extra})) is has
+    assert engine_cache.keeps(recipe(serve={"extra_docker_args": extra})) is has
     words = docker_argv(
         ["vllm"], image="sparkstack/vllm:0a1b", checkpoint_dir="/c", accelerator="gpu", cache=has
     )

@@ -26,6 +26,19 @@ if _doctor or _status:
     cli._do_confirm = lambda message: "failed to connect" in message
 
 
+def _ask(message, ask=cli._do_confirm):
+    try:
+        return ask(message)
+    except EOFError:
+        from tasks.site import SiteError
+
+        raise SiteError("found nobody at a terminal to say yes; wanted a yes; run again with -y") from None
+
+
+if not (_doctor or _status):
+    cli._do_confirm = _ask
+
+
 def _connect_all(state, connect=cli.connect_all):
     try:
         connect(state)

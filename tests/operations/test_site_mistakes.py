@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,12 @@ from unittest.mock import patch
 import pytest
 from fake_host import FakeHost
 from pyinfra.api.exceptions import PyinfraError
-from pyinfra.context import ctx_host, ctx_inventory
+from pyinfra.context import ctx_config, ctx_host, ctx_inventory
 
 from tasks import declaration, declared, site
 
 with patch("gevent.monkey.patch_all"):  # as in test_fixtures.py
+    from pyinfra_cli import cli
     from pyinfra_cli.util import parse_cli_arg
 
 RECIPE = str(Path(__file__).resolve().parent / "recipe.yaml")
@@ -246,3 +248,23 @@ def test_all_ranks_agree_on_the_ids(sites: Any) -> None:
     head, worker = sites(2)
     assert head.release_id == worker.release_id
     assert head.argv(1) == worker.argv(1) != head.argv(0)
+
+
+def test_a_run_that_nobody_can_say_yes_to_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script, cron or CI without -y: pyinfra asks, and there is no terminal."""
+
+    def nobody(message: str) -> bool:
+        raise EOFError("EOF when reading a line")
+
+    monkeypatch.setattr("sys.argv", ["pyinfra", "x.py", "deploy.py"])
+    monkeypatch.setattr(cli, "_do_confirm", nobody)
+    monkeypatch.setattr(cli, "connect_all", cli.connect_all)  # put back what the file changes
+    with ctx_config.use(SimpleNamespace()):  # type: ignore[arg-type]
+        runpy.run_path(str(Path(__file__).parents[2] / "config.py"))
+    with pytest.raises(site.SiteError) as caught:
+        cli._do_confirm("Detected changes displayed above, skip this step with -y")
+    assert str(caught.value) == "found nobody at a terminal to say yes; wanted a yes; run again with -y"
+    monkeypatch.setattr(cli, "_do_confirm", lambda message: True)
+    with ctx_config.use(SimpleNamespace()):  # type: ignore[arg-type]
+        runpy.run_path(str(Path(__file__).parents[2] / "config.py"))
+    assert cli._do_confirm("?") is True

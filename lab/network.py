@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import docker
@@ -12,7 +15,7 @@ from docker.types import IPAMConfig, IPAMPool
 from lab.paths import LABEL, LabError, labels
 
 CANDIDATES = [f"10.213.{third}.0/24" for third in range(0, 256, 8)]
-"""Where the management network may live; the first that Docker accepts (it refuses overlaps) is taken."""
+"""Where the management network may live; the first that is free is taken."""
 
 FABRIC_MTU = 9000
 
@@ -54,8 +57,9 @@ def make_rail(client: docker.DockerClient, rail: Wire, marks: dict[str, str]) ->
 
 
 def _make_management(client: docker.DockerClient) -> None:
-    refused = ""
-    for subnet in CANDIDATES:
+    routes = json.loads(subprocess.check_output(["ip", "-json", "-4", "route"], text=True) or "[]")
+    refused = "this machine has routes to every subnet that it may have"
+    for subnet in free(route["dst"] for route in routes):
         pool = IPAMConfig(pool_configs=[IPAMPool(subnet=subnet, gateway=str(_hosts(subnet)[0]))])
         try:
             client.networks.create(MANAGEMENT.network, driver="bridge", ipam=pool, labels=labels())
@@ -66,6 +70,24 @@ def _make_management(client: docker.DockerClient) -> None:
         else:
             return
     raise LabError(f"no management network for the lab: {refused}")
+
+
+def free(routes: Iterable[str]) -> list[str]:
+    """The candidates that no route (as `ip route` names its destination) leads to, best first.
+
+    Docker looks at its own networks only: a bridge that an ended daemon left, or a network of these numbers
+    that this machine is on, would get the lab's packets. A wider route is second best: the lab works,
+    and hides some of that network's hosts from this machine while it is up.
+    """
+    taken = [ipaddress.IPv4Network(route) for route in routes if route != "default"]
+
+    def nearest(subnet: str) -> int:
+        """The longest prefix among the routes that touch this subnet; 0 for none."""
+        network = ipaddress.IPv4Network(subnet)
+        return max((route.prefixlen for route in taken if route.overlaps(network)), default=0)
+
+    usable = [subnet for subnet in CANDIDATES if nearest(subnet) < ipaddress.IPv4Network(subnet).prefixlen]
+    return sorted(usable, key=nearest)
 
 
 def subnet(client: docker.DockerClient, wire: Wire) -> str:

@@ -39,6 +39,22 @@ def test_the_images_tag_is_its_content(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_the_management_network_is_where_no_route_leads() -> None:
+    assert network.free(["default", "192.0.2.0/24"]) == network.CANDIDATES
+    left = ["10.213.0.0/24", "10.213.8.7"]  # a bridge that an ended dockerd left, and a single host
+    assert network.free(left) == network.CANDIDATES[2:]
+
+
+def test_a_wider_route_is_second_best() -> None:
+    assert network.free(["10.0.0.0/8"]) == network.CANDIDATES
+    assert network.free(["10.213.0.0/17"])[0] == "10.213.128.0/24"
+    assert network.free(["10.213.0.0/17"])[-1] == "10.213.120.0/24"
+
+
+def test_no_subnet_left_is_no_candidate() -> None:
+    assert network.free(network.CANDIDATES) == []
+
+
 def test_addresses_are_the_same_at_every_start() -> None:
     subnet = network.CANDIDATES[0]
     assert network.outside_address(subnet) == "10.213.0.2"

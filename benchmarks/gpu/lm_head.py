@@ -1,4 +1,4 @@
-"""The plugin's heads against the card's own limits: `python benchmarks/gpu/lm_head.py [--out FILE.json]`.
+"""The plugin's heads against the card's own limits: `python benchmarks/gpu/lm_head.py [--only PART]`.
 
 Needs a CUDA GPU (9.0 or later), torch and Triton, and nothing else of this project. In one run it measures
 
@@ -291,12 +291,14 @@ def accuracy() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="write all figures there as JSON")
-    out = parser.parse_args().out
+    parser.add_argument("--only", choices=("lm_head", "draft_head", "accuracy"), help="one part alone")
+    arguments = parser.parse_args()
+    out, only = arguments.out, arguments.only
     torch.manual_seed(1)
     size = 2 << 30
     read = reading(size, 1)
     report: dict[str, Any] = {
-        "command": "python benchmarks/gpu/lm_head.py",
+        "command": "python benchmarks/gpu/lm_head.py" + (f" --only {only}" if only else ""),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -305,8 +307,9 @@ def main() -> None:
     }
     versions = f"torch {report['torch']}, Triton {report['triton']}"
     print(f"{report['card']}, {versions}: reads {report['read_tb_s']:.2f} TB/s")
-    report["lm_head"] = lm_head(size / read)
-    report["draft_head"] = [line for width in DRAFT_WIDTHS for line in draft_heads(size / read, width)]
+    widths = DRAFT_WIDTHS if only in (None, "draft_head") else ()
+    report["lm_head"] = lm_head(size / read) if only in (None, "lm_head") else []
+    report["draft_head"] = [line for width in widths for line in draft_heads(size / read, width)]
     print("| head | rows | µs | of reading 2 GiB | of reading as much | × BF16 | error | configuration |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for line in [*report["lm_head"], *report["draft_head"]]:
@@ -316,7 +319,7 @@ def main() -> None:
             f"| {line['head']} | {line['rows']} | {line['us']:.1f} | {line['of_read_2GiB']:.3f} | "
             f"{line['of_read_same_size']:.3f} | {against} | {off} | {line['config']} |"
         )
-    report["accuracy"] = accuracy()
+    report["accuracy"] = accuracy() if only in (None, "accuracy") else {}
     for name, figures in report["accuracy"].items():
         print(f"{name}: {json.dumps(figures)}")
     if out:

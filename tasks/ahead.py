@@ -1,41 +1,53 @@
 """Facts asked ahead: all that the operations of a run will ask of a host, in one command.
 
 A command over SSH takes more of the controller's processor than most facts take of the host's, and each is
-waited for. So `plan` asks for all of them while the run is declared, and the hosts work meanwhile. Operations
+waited for. So `plan` asks for all that the first stages ask while the run is declared, and the hosts work
+meanwhile; what the stages of the release ask is asked together when the first of it is wanted. Operations
 ask as ever, with `host.get_fact`, and get the lines that their own command would have printed.
 
 Honest is what is not remembered: an answer counts until anything but a fact runs on the host, whoever runs
-it, and for ten seconds at most; then all that is still to come is asked again, again together. A command that
-failed is not remembered; it is run again when an operation asks, and says itself what is wrong. Facts that go
-by the clock, or take long, are `ALONE`: never asked ahead. What waits for a change must not wait by a fact
-that is asked ahead; `tasks.remote.shell` is for that.
+it, and for ten seconds at most; then what is still to come of its half is asked again, again together. A
+command that failed is not remembered; it is run again when an operation asks, and says itself what is wrong.
+Facts that go by the clock, or take long, are `ALONE`: never asked ahead. What waits for a change must not
+wait by a fact that is asked ahead; `tasks.remote.shell` is for that.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 import secrets
 import shlex
-import sys
 import time
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from gevent.local import local
 from gevent.lock import RLock
 from paramiko import SSHException
-from pyinfra.api import StringCommand, arguments
+from pyinfra.api import StringCommand, arguments, util
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
-from tasks import conda, docker, fabric, host, link_gate, preflight
+from tasks import (
+    benchmark,
+    checkpoint,
+    conda,
+    docker,
+    fabric,
+    host,
+    image,
+    link_gate,
+    link_nccl,
+    preflight,
+    serve,
+)
 from tasks.docker import Mirrors
-from tasks.facts import Survey
+from tasks.facts import Completes, Survey
 from tasks.site import Site
 
 MAX_AGE_SECONDS = 10.0
-ALONE = (Survey, Mirrors)
+ALONE = (Survey, Mirrors, Completes)
 STAGES = {
     "preflight": preflight.asks,
     "host": host.asks,
@@ -43,7 +55,14 @@ STAGES = {
     "conda": conda.asks,
     "fabric": fabric.asks,
     "link": link_gate.asks,
+    "image": image.asks,
+    "nccl": link_nccl.asks,
+    "checkpoint": checkpoint.asks,
+    "serve": serve.asks,
+    "benchmark": benchmark.asks,
 }
+# Two halves: a change in one does not ask for the other's again.
+OF_RELEASE = ("image", "nccl", "checkpoint", "serve", "benchmark")
 
 
 def plan(site: Site, stages: list[str]) -> None:
@@ -52,16 +71,16 @@ def plan(site: Site, stages: list[str]) -> None:
     if not isinstance(me.connector, Connector):
         me.connector = Connector(me.connector)
         me.get_fact = functools.partial(me.connector.reading, me.get_fact)
-    asks = [ask for stage in stages if stage in STAGES for ask in STAGES[stage](site)]
+    halves = [[one for one in stages if (one in OF_RELEASE) is late] for late in (False, True)]
+    asks = [[ask for stage in half for ask in STAGES[stage](site)] for half in halves]
     # As pyinfra will have them for the operations' own questions.
     globally, _ = pop_global_arguments(me.state, me, {})
     me.connector.ask_ahead(
-        [_text(fact().command(**words)) for fact, words in asks if fact not in ALONE],
+        [[_text(fact().command(**words)) for fact, words in half if fact not in ALONE] for half in asks],
         {name: value for name, value in globally.items() if name in CONNECTOR_ARGUMENT_KEYS},
     )
-    if file := me.state.current_exec_filename:
-        register(file)
     remember_arguments()
+    look_up_no_sources()
 
 
 def remember_arguments() -> None:
@@ -71,17 +90,11 @@ def remember_arguments() -> None:
         arguments.all_global_arguments = functools.cache(arguments.all_global_arguments)
 
 
-def register(file: str) -> None:
-    """Make a deploy file the file of a module.
-
-    At each operation pyinfra looks up the source of every frame on the stack; for a file of no module Python
-    goes through all modules, and pyinfra runs deploy files without one. That is 5 ms an operation and host.
-    """
-    path = str(Path(file).absolute())
-    if path not in sys.modules:  # by its path, so that no import finds it
-        module = ModuleType(path)
-        module.__file__ = path
-        sys.modules[path] = module
+def look_up_no_sources() -> None:
+    """At each operation pyinfra asks for every frame on the stack, with the lines of source around each, and
+    takes the names of files and the numbers of lines. Without the sources they are the same, 10 ms sooner."""
+    util.stack = functools.partial(inspect.stack, 0)
+    util.getframeinfo = functools.partial(inspect.getframeinfo, context=0)
 
 
 class Connector:
@@ -89,11 +102,10 @@ class Connector:
 
     def __init__(self, connector: Any) -> None:
         self._connector = connector
-        self._planned: list[str] = []  # in the order in which they will be asked
+        self._halves: list[list[str]] = []  # in the order in which they will be asked
         self._arguments: dict[str, Any] = {}  # pyinfra's (sudo…), with which they will be asked
-        self._answers: dict[str, list[str] | None] = {}  # None: it failed
-        self._used: set[str] = set()
-        self._asked_at = 0.0
+        self._answers: dict[str, tuple[float, list[str] | None]] = {}  # when asked; None: it failed
+        self._used: set[tuple[int, str]] = set()  # (half, command)
         self._executing = False
         # How often something else began or ended here: answers that were on their way then are not kept.
         self._others = 0
@@ -104,12 +116,13 @@ class Connector:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connector, name)
 
-    def ask_ahead(self, planned: list[str], arguments: dict[str, Any]) -> None:
-        """Ask what is `planned`."""
+    def ask_ahead(self, halves: list[list[str]], arguments: dict[str, Any]) -> None:
+        """Ask what is planned in the first of `halves` that has anything."""
         with self._asking:
-            self._planned, self._arguments = planned, arguments
-            if planned:
-                self._ask(planned[0], {})
+            self._halves, self._arguments = halves, arguments
+            if any(halves):
+                first = next(half for half, planned in enumerate(halves) if planned)
+                self._ask(first, halves[first][0], {})
 
     def reading(self, get_fact: Any, *words: Any, **arguments: Any) -> Any:
         """`get_fact` of pyinfra's host: what it runs, as every fact's command, changes nothing."""
@@ -127,12 +140,14 @@ class Connector:
         text = _text(command)
         printing = {name: arguments.pop(name) for name in [*arguments] if name.startswith("print_")}
         with self._asking:
-            if text in self._planned and arguments == self._arguments:
-                if text not in self._answers or time.monotonic() - self._asked_at > MAX_AGE_SECONDS:
-                    self._ask(text, printing)
-                lines = self._answers.get(text)
+            half = self._half(text)
+            if half is not None and arguments == self._arguments:
+                asked_at, _ = self._answers.get(text, (-math.inf, None))
+                if time.monotonic() - asked_at > MAX_AGE_SECONDS:
+                    self._ask(half, text, printing)
+                _, lines = self._answers.get(text, (0.0, None))
                 if lines is not None:
-                    self._used.add(text)
+                    self._used.add((half, text))
                     return True, CommandOutput([OutputLine("stdout", line) for line in lines])
         run = self._connector.run_shell_command
         if not getattr(self._reading, "now", False):
@@ -157,16 +172,23 @@ class Connector:
         self._others += 1
         self._answers = {}
 
-    def _ask(self, text: str, printing: dict[str, Any]) -> None:
-        """Run, as one command, `text` and what is planned and still to be used."""
+    def _half(self, text: str) -> int | None:
+        """Which half this command belongs to now: the first in which it has not been used, else the last."""
+        found = [half for half, planned in enumerate(self._halves) if text in planned]
+        return next((half for half in found if (half, text) not in self._used), found[-1] if found else None)
+
+    def _ask(self, half: int, text: str, printing: dict[str, Any]) -> None:
+        """Run, as one command, `text` and what is planned in its half and still to be used."""
         if self._connector.state.is_executing != self._executing:
             # pyinfra's look at changes, before it executes, has used everything once.
             self._executing, self._used = not self._executing, set()
         # What an operation asked for once, the next one seldom asks for again.
-        rest = [one for one in self._planned if one not in self._used]
+        others, asked_at = self._others, time.monotonic()
+        fresh = {one for one, (when, _) in self._answers.items() if asked_at - when <= MAX_AGE_SECONDS}
+        rest = [one for one in self._halves[half] if (half, one) not in self._used and one not in fresh]
         commands = list(dict.fromkeys([text, *rest]))
-        self._answers = {}
-        others, self._asked_at = self._others, time.monotonic()
+        for one in commands:
+            self._answers.pop(one, None)
         word = secrets.token_hex(8)
         script = "".join(
             # A shell of its own, as far as a subshell is one: what it sets, and where it ends, is its own.
@@ -181,7 +203,8 @@ class Connector:
         except (OSError, EOFError, SSHException):
             return  # the next command says it, to whoever runs it
         if ok and others == self._others:
-            self._answers = _parts(commands, output.stdout_lines, word)
+            found = _parts(commands, output.stdout_lines, word)
+            self._answers |= {one: (asked_at, lines) for one, lines in found.items()}
 
 
 def _text(command: StringCommand | str) -> str:

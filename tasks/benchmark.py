@@ -15,10 +15,21 @@ from sparkstack.expectation import covers
 from sparkstack.releases import History, OnHost
 from tasks import activation, cleaning, drift, live, report, serve
 from tasks.activation import Releases
-from tasks.facts import Json
+from tasks.facts import Ask, Json
 from tasks.files import Commands, ManagedFile
 from tasks.remote import Watch, fail, job, report_failure
 from tasks.site import Site
+
+
+def asks(site: Site) -> list[Ask]:
+    """The facts that the stage's operations ask of a host whose release was measured."""
+    if not site.is_head:
+        return []
+    paths = (site.measurement_path, site.verdict_path) if site.is_measured else ()
+    return [
+        *((Json, {"path": path}) for path in paths),
+        (Releases, {"config_dir": site.data.config_dir}),
+    ]
 
 
 def same_measurement(found: Any, site: Site) -> bool:

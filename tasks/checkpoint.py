@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pyinfra import host
 from pyinfra.api import deploy, operation
 
 from sparkstack.knobs import switched_on
 from tasks import drift, share
-from tasks.facts import CheckpointFaults, Json
+from tasks.facts import Ask, CheckpointFaults, FileStates, Json
 from tasks.files import Commands, ManagedFile
 from tasks.operations import managed_files
 from tasks.remote import fail, job
 from tasks.site import Site
+
+
+def asks(site: Site) -> list[Ask]:
+    """The facts that the operations below ask of a host that is as declared."""
+    found: list[Ask] = [(Json, {"path": _manifest(site)})]
+    if site.is_head and site.hub_token_path:
+        found.append((FileStates, {"paths": [site.hub_token_path]}))
+    if not _hashes(site):  # which takes long
+        found.append((CheckpointFaults, _verified(site)))
+    return found + share.asks(site)
+
+
+def _manifest(site: Site) -> str:
+    return f"{site.checkpoint_dir}/manifest.json"
+
+
+def _verified(site: Site) -> dict[str, Any]:
+    return {"python": site.python, "folder": site.checkpoint_dir, "hashes": _hashes(site)}
 
 
 @operation()
@@ -40,9 +59,9 @@ def staged(site: Site) -> Commands:
     """
     if not site.is_head:
         return
-    manifest = host.get_fact(Json, path=f"{site.checkpoint_dir}/manifest.json")
+    manifest = host.get_fact(Json, path=_manifest(site))
     if not (manifest and manifest.get("id") == site.checkpoint_id):
-        drift.differs(f"{site.checkpoint_dir}/manifest.json", "absent or of another checkpoint", "staged")
+        drift.differs(_manifest(site), "absent or of another checkpoint", "staged")
     elif not _damaged(site):
         host.noop(f"checkpoint {site.checkpoint_id} is staged")
         return
@@ -62,23 +81,21 @@ def staged(site: Site) -> Commands:
             },
             "transforms": site.transforms,
             "keep_source": site.recipe.checkpoint.keep_source,
-            "hashes": _hashes(),
+            "hashes": _hashes(site),
             "downloads_dir": f"{site.data.state_dir}/downloads",
             "checkpoints_dir": site.checkpoints_dir,
         }
     )
 
 
-def _hashes() -> bool:
+def _hashes(site: Site) -> bool:
     """Does this run read all contents (`--data hashes=yes`)?"""
-    return switched_on(host.data, "hashes")
+    return switched_on(site.data, "hashes")
 
 
 def _damaged(site: Site) -> bool:
     """Is a file of this host's checkpoint not as its manifest says? What is, is told as drift."""
-    faults = host.get_fact(
-        CheckpointFaults, python=site.python, folder=site.checkpoint_dir, hashes=_hashes()
-    )
+    faults = host.get_fact(CheckpointFaults, **_verified(site))
     if faults:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
         drift.differs(site.checkpoint_dir, "; ".join(faults[:3]) + more, "files as its manifest says")
@@ -94,7 +111,7 @@ def received(site: Site) -> Commands:
     """
     if site.is_head:
         return
-    path = f"{site.checkpoint_dir}/manifest.json"
+    path = _manifest(site)
     wanted = site.head.get_fact(Json, path=path)
     if not (wanted and host.get_fact(Json, path=path) == wanted):
         drift.differs(
@@ -112,7 +129,7 @@ def received(site: Site) -> Commands:
             "id": site.checkpoint_id,
             "checkpoints_dir": site.checkpoints_dir,
             "streams": 4,
-            "hashes": _hashes(),
+            "hashes": _hashes(site),
         },
         chain=True,
     )

@@ -11,7 +11,7 @@ from pyinfra.api import StringCommand, deploy, operation
 
 from sparkstack.image_source import is_proved
 from tasks import drift, share, undo
-from tasks.facts import ImageCheck, ImageId, Text
+from tasks.facts import Ask, ImageCheck, ImageId, Text
 from tasks.files import Commands, ManagedFile
 from tasks.remote import fail, job
 from tasks.site import Site
@@ -19,6 +19,13 @@ from tasks.site import Site
 SILENT = (
     "{}: image: found a Docker daemon that does not answer; wanted it running; see `systemctl status docker`"
 )
+
+
+def asks(site: Site) -> list[Ask]:
+    """The facts that the stage's operations ask of a host that is as declared."""
+    tag = {"tag": site.image_tag}
+    check: list[Ask] = [(ImageCheck, tag)] if site.is_head and site.has_plugin else []
+    return [(ImageId, tag), *check, *share.asks(site)]
 
 
 @operation()
@@ -105,13 +112,17 @@ def received(site: Site) -> Commands:
     )
 
 
+def record_path(site: Site) -> str:
+    return f"{site.data.config_dir}/releases/{site.release_id}/image-check.json"
+
+
 @operation()
 def recorded(site: Site) -> Commands:
     """Keep what the image's check said as `image-check.json` in this host's folder of the release.
 
     No-op when the file is there: the release's id holds the image's.
     """
-    path = f"{site.data.config_dir}/releases/{site.release_id}/image-check.json"
+    path = record_path(site)
     if host.get_fact(Text, path=path):
         host.noop(f"{path} is there")
         return

@@ -16,7 +16,7 @@ from sparkstack import launch, link_gate, links, release
 from sparkstack.host_facts import CheckResult
 from sparkstack.links import Collective
 from tasks import drift, report
-from tasks.facts import Json, UnitState
+from tasks.facts import Ask, Json, UnitState
 from tasks.files import Commands
 from tasks.link_gate import NoAnswer, conclude, put, result_path, wanted_of
 from tasks.remote import POLL_SECONDS, progress, report_failure, shell
@@ -31,6 +31,13 @@ MEETING_SECONDS = 120
 
 def _path(site: Site) -> str:
     return result_path(site).replace("links.json", "nccl.json")
+
+
+def asks(site: Site) -> list[Ask]:
+    """The facts that the operation below asks of a host with links that were measured."""
+    if not site.is_head or _unasked(site):
+        return []
+    return [(Json, {"path": path}) for path in (result_path(site), _path(site))]
 
 
 @operation()

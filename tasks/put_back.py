@@ -50,7 +50,10 @@ def take_back(kind: str, name: str, before: str) -> str:
     if kind == "group":
         return f'[ -n "$(getent group {n} | cut -d: -f4)" ] || ! getent group {n} >/dev/null || groupdel {n}'
     if kind == "user":
-        return f"! id -u {n} >/dev/null 2>&1 || userdel {n}"
+        # Another host may hold a connection as this user, and userdel wants it to have no process.
+        gone = f"! id -u {n} >/dev/null 2>&1"
+        again = f"{{ pkill -KILL -u {n}; sleep 0.5; userdel {n}; }}"
+        return f"{gone} || userdel {n} || {again} || {again}"
     if kind == "hold":
         return f"! apt-mark showhold {n} | grep -q . || apt-mark unhold {n} >/dev/null"
     if kind == "sysctl":

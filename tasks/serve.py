@@ -14,7 +14,7 @@ from sparkstack.errors import Problem, SparkstackError
 from sparkstack.releases import OnHost
 from tasks import activation, drift, image, report, watchdog
 from tasks.activation import CONTAINER, NotReady, Releases, Stuck, Target
-from tasks.facts import Completes, Json, ServeState
+from tasks.facts import Ask, Completes, FileStates, Json, ServeState, Text
 from tasks.files import Commands
 from tasks.machine import MachineState
 from tasks.operations import managed_files
@@ -45,6 +45,21 @@ def _is_this(state: dict[str, str], site: Site) -> bool:
     return state.get("release") == site.release_id and state.get("fabric") == "same"
 
 
+def asks(site: Site) -> list[Ask]:
+    """The facts that the operations below ask of a host that is as declared (the last: the head asks)."""
+    config_dir = {"config_dir": site.data.config_dir}
+    written = [site.secret_files] if site.secret_files else []
+    written += [site.release_files, [site.unit_file], watchdog.files(site)]
+    return [
+        *((FileStates, {"paths": [file.path for file in files]}) for files in written),
+        (Text, {"path": image.record_path(site)}),
+        (MachineState, watchdog.UNITS),
+        *([(Releases, config_dir)] if site.is_head else []),
+        (ServeState, config_dir),
+        *([(Completes, _completion(site))] if site.is_head else []),
+    ]
+
+
 @operation()
 def unit_known() -> Commands:
     """Make systemd read the unit's file again, and start the unit at boot.
@@ -53,7 +68,7 @@ def unit_known() -> Commands:
     then it is done when the ranks are stopped, which a changed unit makes a release of its own do. Another's
     container that uses the GPU fails the host.
     """
-    state = host.get_fact(MachineState, packages=[], units=[UNIT])
+    state = host.get_fact(MachineState, **watchdog.UNITS)
     unit = state.unit(UNIT)
     if not unit.stale and unit.enabled == "enabled":
         host.noop("systemd knows the unit")
@@ -124,16 +139,13 @@ def api_key_known(site: Site) -> Commands:
 
 def completes(site: Site) -> bool:
     """Does the endpoint answer a completion now?"""
-    return bool(
-        host.get_fact(
-            Completes,
-            python=site.python,
-            url=site.endpoint,
-            model=site.served_model,
-            seconds=COMPLETION_SECONDS,
-            **({"key_file": site.api_key_path} if site.api_key_path else {}),
-        )
-    )
+    return bool(host.get_fact(Completes, **_completion(site)))
+
+
+def _completion(site: Site) -> dict[str, Any]:
+    key = {"key_file": site.api_key_path} if site.api_key_path else {}
+    asked = {"python": site.python, "url": site.endpoint, "model": site.served_model}
+    return {**asked, "seconds": COMPLETION_SECONDS, **key}
 
 
 def refusal(site: Site, kept: OnHost) -> str | None:

@@ -15,7 +15,7 @@ from pyinfra.api import FunctionCommand, StringCommand, operation
 
 from sparkstack import distribution
 from sparkstack.distribution import Sender
-from tasks.facts import UnitState
+from tasks.facts import Ask, UnitState
 from tasks.files import Commands
 from tasks.remote import plan_file, report_failure, shell, start_and_follow, write_now
 from tasks.site import Site, management_address
@@ -157,12 +157,24 @@ def _warn(host: Any, line: str) -> None:
     host.log_styled(line, fg="yellow", log_func=logger.warning)
 
 
+def asks(site: Site) -> list[Ask]:
+    """The facts that `closed` asks of a host."""
+    return [(UnitState, {"unit": unit}) for unit in _units(site)]
+
+
+def _units(site: Site) -> list[str]:
+    """What may run on this host."""
+    if not _listening(site, site.host):
+        return []
+    return [UNIT, f"{UNIT}-management"] if site.is_head else [UNIT]
+
+
 @operation()
 def closed(site: Site) -> Commands:
     """Stop this host's shares and drop their token. No-op when none runs, or it has none to run."""
-    if not _listening(site, site.host):
+    units = _units(site)
+    if not units:
         return
-    units = [UNIT, f"{UNIT}-management"] if site.is_head else [UNIT]
     running = [unit for unit in units if host.get_fact(UnitState, unit=unit) != "inactive"]
     if not running:
         host.noop("the share does not run")

@@ -12,14 +12,15 @@ echo "kernel=$(uname -r)"
 echo "clock=$(date +%s.%N)"
 echo "user=$(id -un)"
 [ -z "$account" ] || echo "account=$(id -u "$account" 2>/dev/null || echo none)"
-echo "python=$(python3 -c 'import platform; print(platform.python_version())' 2>/dev/null)"
+echo "python=$(python3 -V 2>/dev/null | cut -d ' ' -f 2)"
 awk '/^MemAvailable/ {printf "memory_available=%.0f\n", $2*1024} /^MemTotal/ {printf "memory_total=%.0f\n", $2*1024}
      /^CmaTotal/ {printf "cma_total=%.0f\n", $2*1024} /^CmaFree/ {printf "cma_free=%.0f\n", $2*1024}' /proc/meminfo
 
 docker_root=/var/lib/docker
 if command -v docker >/dev/null; then
-    echo "docker=$(docker version --format '{{.Server.Version}}' 2>/dev/null)"
-    said=$(docker info --format '{{.DockerRootDir}}|{{.DriverStatus}}' 2>/dev/null)
+    said=$(docker info --format '{{.ServerVersion}}|{{.DockerRootDir}}|{{.DriverStatus}}' 2>/dev/null)
+    echo "docker=${said%%|*}"
+    said=${said#*|}
     docker_root=${said%%|*}
     docker_root=${docker_root:-/var/lib/docker}
     # With containerd's image store, images are in containerd's own folder, wherever Docker's data is.

@@ -9,7 +9,10 @@ from sparkstack import machine
 from tasks import drift, undo
 from tasks.files import Commands, ManagedFile
 from tasks.machine import MachineState
-from tasks.site import WATCHDOG, Site
+from tasks.site import UNIT, WATCHDOG, Site
+
+# The serving unit and this one: asked together, for each question costs a host's time.
+UNITS = {"packages": [], "units": [UNIT, WATCHDOG]}
 
 
 def wanted(site: Site) -> bool:
@@ -29,7 +32,7 @@ def watched(site: Site) -> Commands:
     replaced, so a change of these is no change here. A new unit file waits, as that of the ranks does, while
     systemd must not read its files again.
     """
-    state = host.get_fact(MachineState, packages=[], units=[WATCHDOG])
+    state = host.get_fact(MachineState, **UNITS)
     unit = state.unit(WATCHDOG)
     if not wanted(site):
         if unit.enabled in ("enabled", "enabled-runtime") or unit.active not in ("inactive", "failed"):

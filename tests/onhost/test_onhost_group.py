@@ -165,6 +165,36 @@ def test_a_host_is_away_only_where_none_of_its_addresses_answers(rails: Rails) -
     assert rails.states()[1] == ["rank-1"]
 
 
+def test_a_held_connection_that_broke_says_nothing_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text(CONFIG)
+    heard: list[tuple[str, ...]] = []
+    broken = {"held"}
+
+    def command(*words: str, seconds: float = 0) -> tuple[bool, str]:
+        kind = "held" if f"ControlPath={tmp_path / '10.0.0.2'}" in words else "plain"
+        heard.append((kind, *words[-2:]))
+        return (False, "broken\n") if kind in broken else (True, STATUS)
+
+    monkeypatch.setattr(group, "command", command)
+    peers = Peers(tmp_path / "config", hold=tmp_path)
+    # The first question holds nothing yet: where that fails, the host does not answer.
+    monkeypatch.setattr(peers, "ways", lambda rank: {"10.0.0.2": "rank-1"})
+    assert not peers.state(1).answered and heard == [("held", "rank-1", "status")]
+    (tmp_path / "10.0.0.2").touch()
+    heard.clear()
+    assert peers.state(1).answered
+    assert heard == [("held", "rank-1", "status"), ("plain", "rank-1", "status")]
+    # A restart is never asked for by a connection that may be half dead: it must be asked for once.
+    heard.clear()
+    peers.restart(1)
+    assert heard == [("plain", "rank-1", "restart")]
+    broken.clear()
+    heard.clear()
+    assert peers.state(1).answered and heard == [("held", "rank-1", "status")]
+
+
 def test_a_rank_is_started_anew_once_by_the_rail_that_answers(rails: Rails) -> None:
     rails.cut = {"rank-1"}
     rails.peers.restart(1)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,30 +13,54 @@ from typing import Any
 
 import gevent
 import pytest
+from pyinfra.api import util
 from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.context import ctx_host
 
 from sparkstack import conda as conda_core
-from sparkstack import daemon_json, docker_settings, launch, links, netplan
+from sparkstack import daemon_json, docker_settings, gates, launch, links, netplan, release
 from sparkstack.docker_settings import DaemonFile
 from sparkstack.fabric_state import FabricState, Link
 from sparkstack.machine import Machine, Unit
 from sparkstack.peers import Peer
-from tasks import ahead, conda, docker, fabric, fabric_facts, link_gate, peer_files, peers, preflight
+from tasks import (
+    ahead,
+    benchmark,
+    checkpoint,
+    cleaning,
+    conda,
+    docker,
+    fabric,
+    fabric_facts,
+    image,
+    link_gate,
+    link_nccl,
+    peer_files,
+    peers,
+    preflight,
+    serve,
+    share,
+    watchdog,
+)
 from tasks import host as host_task
 from tasks.fabric_facts import FabricFacts
 from tasks.facts import (
+    CheckpointFaults,
+    Completes,
     CondaEnvironment,
     FileStates,
+    ImageCheck,
     ImageId,
     Json,
+    ServeState,
     Survey,
     Text,
+    UnitState,
 )
 from tasks.files import ManagedFile
 from tasks.link_facts import LinkState
 from tasks.machine import MachineState
-from tasks.site import ROOT, Site, management_address
+from tasks.site import ROOT, UNIT, WATCHDOG, Site, management_address
 
 Sites = Callable[..., list[Site]]
 
@@ -71,7 +93,7 @@ def asked(*commands: str) -> tuple[ahead.Connector, Shell]:
     """A connector that has asked for `commands`, and the shell behind it, which forgets what it ran."""
     shell = Shell()
     connector = ahead.Connector(shell)
-    connector.ask_ahead([*commands], {"_sudo": True})
+    connector.ask_ahead([[*commands], []], {"_sudo": True})
     assert shell.ran == ["sh"]
     shell.ran.clear()
     return connector, shell
@@ -180,7 +202,7 @@ def test_a_connection_that_breaks_meanwhile_is_told_by_the_next_command() -> Non
     shell = Shell()
     connector = ahead.Connector(shell)
     shell.meanwhile = breaks
-    connector.ask_ahead(["echo one"], {"_sudo": True})
+    connector.ask_ahead([["echo one"], []], {"_sudo": True})
     with pytest.raises(OSError, match="broken"):
         say(connector, "echo one")
     assert shell.ran == ["sh", "sh", "echo one"]
@@ -197,18 +219,44 @@ def test_the_execution_asks_all_again_in_one_command_once_the_look_has_used_it()
     assert shell.ran == ["sh"]
 
 
-def test_the_source_of_a_deploy_file_is_found_without_a_search(tmp_path: Path) -> None:
-    file = tmp_path / "deploy.py"
-    file.write_text("import inspect\nframe = inspect.currentframe()\n")
-    ran: dict[str, Any] = {}
-    exec(compile(file.read_text(), str(file), "exec"), ran)
-    assert inspect.getmodule(ran["frame"], str(file)) is None
-    try:
-        ahead.register(str(file))
-        found = inspect.getmodule(ran["frame"], str(file))
-        assert found is not None and found.__file__ == str(file)
-    finally:
-        del sys.modules[str(file)]
+def test_a_half_is_asked_when_its_first_fact_is_wanted_and_by_itself(tmp_path: Path) -> None:
+    new, both = f"ls {tmp_path}", "echo both"
+    shell = Shell()
+    connector = ahead.Connector(shell)
+    connector.ask_ahead([[both, "echo early"], [both, new, "echo late"]], {"_sudo": True})
+    assert say(connector, both) == ["both"] and shell.ran == ["sh"]
+    (tmp_path / "made").touch()
+    assert say(connector, new) == ["made"] and shell.ran == ["sh", "sh"]
+    # The first half's answers are still there, and a question of both halves has been asked again.
+    assert say(connector, "echo early") == ["early"]
+    assert say(connector, both) == ["both"] and shell.ran == ["sh", "sh"]
+    connector.put_file("x", "/x")
+    assert say(connector, "echo late") == ["late"] and shell.ran == ["sh"] * 3
+
+
+def test_where_the_first_half_asks_nothing_the_second_is_asked_at_once() -> None:
+    shell = Shell()
+    connector = ahead.Connector(shell)
+    connector.ask_ahead([[], ["echo late"]], {"_sudo": True})
+    assert shell.ran == ["sh"] and say(connector, "echo late") == ["late"] and shell.ran == ["sh"]
+    connector.ask_ahead([[], []], {"_sudo": True})
+    assert shell.ran == ["sh"]
+
+
+def test_the_order_of_operations_is_what_it_is_with_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyinfra takes it from the stack."""
+
+    def order() -> list[int]:
+        return util.get_operation_order_from_stack(state)
+
+    state: Any = SimpleNamespace(current_deploy_filename=__file__, current_op_file_number=0)
+    for name in ("stack", "getframeinfo"):
+        monkeypatch.setattr(util, name, getattr(inspect, name))
+    both = []
+    for prepare in (lambda: None, ahead.look_up_no_sources):
+        prepare()
+        both.append(order())
+    assert both[0] == both[1] and len(both[0]) > 1
 
 
 def as_declared(site: Site) -> dict[type, Any]:
@@ -220,6 +268,9 @@ def as_declared(site: Site) -> dict[type, Any]:
     keys = {"key": "ssh-ed25519 K", "host_key": "ssh-ed25519 H"}
     peers = {one.name: Peer(one.name, n, management_address(one), **keys) for n, one in enumerate(site.hosts)}
     files += peer_files.files(site, peers) if len(site.hosts) > 1 else []
+    files += [*site.release_files, site.unit_file, *site.watchdog_files, *site.secret_files]
+    if site.hub_token_path:
+        files.append(ManagedFile.local(site.hub_token_path, Path(data.hub_token_file), "600"))
     found = {file.path: file.wanted() for file in files}
     runs = Unit("enabled", "active")
     _, sha256 = conda_core.installer("aarch64", data.conda_installers, None, None)
@@ -229,6 +280,7 @@ def as_declared(site: Site) -> dict[type, Any]:
         f"{prefix}/conda/.sparkstack": sha256,
         f"{prefix}/env/.sparkstack-onhost": "0123456789ab",
         f"{prefix}/vllm/.sparkstack": build,
+        image.record_path(site): "{}",
     }
     settings = docker_settings.wanted(data, False)
     port = {"carrier": True, "speed_mbps": 200_000, "mtu": 9000, "changes": 2}
@@ -236,15 +288,37 @@ def as_declared(site: Site) -> dict[type, Any]:
     states = {one.name: links.HostState.model_validate(link) for one in site.hosts}
     key = links.key(site.fabric, states, link_gate.wanted_of(site))
     measured = {"key": key, "ok": True, "when": "now", "lines": []}
+    wishes = link_gate.wanted_of(site)
+    wishes = [wishes.nccl_gbytes, wishes.nccl_ring_gbytes, wishes.nccl_size_gib]
+    gathered = release.content_id([key, site.image_id, wishes])
+    spread = {"median": 20.0, "min": 20.0, "max": 20.0, "n": 3}
+    point = {"streams": 1, "requests": 3, "failed": 0, "ttft_s": spread, "decode_tok_s": spread}
+    figures = {"format": 1, "release": site.release_id, "when": "now", "profile": site.profile}
+    figures |= {"points": [{**point, "total_tok_s": 20.0}], "sane": {"ok": True, "found": "all of it"}}
+    documents = {
+        f"{site.checkpoint_dir}/manifest.json": {"id": site.checkpoint_id},
+        link_gate.result_path(site): measured,
+        link_nccl._path(site): {**measured, "key": gathered},
+        site.measurement_path: figures,
+        site.verdict_path: gates.judge(figures, site.recipe.expect).as_dict(),
+    }
     return {
         LinkState: {**link, "result": measured},
         Survey: {"clock": str(time.time()), "docker": "29.0"},
-        Json: None,
-        ImageId: None,
+        Json: lambda path: documents[path],
+        ImageId: "sha256:1",
+        ImageCheck: {"ok": True, "profile": data.accelerator},
+        CheckpointFaults: [],
+        UnitState: "inactive",
+        ServeState: {"release": site.release_id, "unit": "active", "fabric": "same"},
+        Completes: True,
         docker.Mirrors: lambda mirrors: dict.fromkeys(mirrors, "200"),
         MachineState: Machine(
             container=True,
-            units={"ssh.service": runs, "earlyoom.service": runs},
+            units={
+                **dict.fromkeys(("ssh.service", "earlyoom.service", UNIT), runs),
+                WATCHDOG: runs if watchdog.wanted(site) else Unit("not-found", "inactive"),
+            },
             installed=frozenset([*data.packages, "earlyoom"]),
         ),
         host_task.Account: {"exists": True, "groups": ["docker"], "docker": True},
@@ -268,7 +342,7 @@ def of(ask: tuple[Any, dict[str, Any]]) -> tuple[str, str]:
     return ask[0].__name__, str(sorted(ask[1].items()))
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("count", "at"), [(1, 0), (2, 0), (2, 1)])
 @pytest.mark.parametrize(
     ("stage", "module", "data"),
     [
@@ -281,21 +355,33 @@ def of(ask: tuple[Any, dict[str, Any]]) -> tuple[str, str]:
         ("fabric", fabric, {}),
         ("link", link_gate, {}),
         ("link", link_gate, {"link_gate": "off"}),
+        ("image", image, {}),
+        ("nccl", link_nccl, {"accelerator": "gpu"}),
+        ("nccl", link_nccl, {"link_gate": "off"}),
+        ("checkpoint", checkpoint, {"hub_token_file": __file__}),
+        ("checkpoint", checkpoint, {}),
+        ("serve", serve, {"watchdog": {"enabled": False}}),
+        ("serve", serve, {"api_key_env": "A_KEY"}),
+        ("benchmark", benchmark, {"benchmark": "off"}),
+        ("benchmark", benchmark, {}),
     ],
 )
 def test_a_stage_plans_what_its_operations_ask(
     sites: Sites,
     monkeypatch: pytest.MonkeyPatch,
     count: int,
+    at: int,
     stage: str,
     module: ModuleType,
     data: dict[str, Any],
 ) -> None:
     """Else a run with nothing to do would be slow, and nobody would see why."""
-    site, *others = sites(count, **data)
+    monkeypatch.setenv("A_KEY", "a-key-of-some-length")
+    everybody = sites(count, **data)
+    site = everybody[at]
     heard: list[tuple[Any, dict[str, Any]]] = []
-    for rank in site.hosts:
-        rank.facts = as_declared(site)
+    for one in everybody:
+        one.host.facts = as_declared(one)
     plain = site.host.get_fact
 
     def get_fact(fact: type, **arguments: Any) -> Any:
@@ -304,21 +390,26 @@ def test_a_stage_plans_what_its_operations_ask(
 
     told: list[Any] = []
 
-    def evaluate(generator: Any, name: str, **words: Any) -> None:
-        told.extend(generator(**words))
+    class Evaluated:
+        def __init__(self, operation: Any) -> None:
+            self._inner = operation._inner
+
+        def __call__(self, name: str, **words: Any) -> None:
+            told.extend(self._inner(**words))
 
     monkeypatch.setattr(site.host, "get_fact", get_fact)
     if stage == "preflight":
         monkeypatch.setattr(preflight.preflight, "check", lambda *_: [])
         monkeypatch.setattr(preflight.preflight, "across", lambda *_: [])
-    for other in others:
-        fabric_facts._known[other.host.name] = as_declared(other)[FabricFacts]
-    for place in (module, peers):
+    for one in everybody:
+        if one is not site:
+            fabric_facts._known[one.host.name] = as_declared(one)[FabricFacts]
+    for place in (module, peers, share, image, watchdog, cleaning):
         for name, operation in vars(place).copy().items():
-            # Operations only; managed_files is used by its inner function.
-            if hasattr(operation, "_inner") and not name.startswith(("deploy_", "managed_files")):
-                monkeypatch.setattr(place, name, functools.partial(evaluate, operation._inner))
-    with ctx_host.use(site.host):
-        getattr(module, f"deploy_{stage}")._inner(site)
+            if hasattr(operation, "_inner") and not name.startswith("deploy_"):
+                monkeypatch.setattr(place, name, Evaluated(operation))
+    for one in everybody:  # the head asks the others, too
+        with ctx_host.use(one.host):
+            getattr(module, f"deploy_{stage}")._inner(one)
     assert told == []
     assert set(map(of, heard)) == set(map(of, ahead.STAGES[stage](site)))

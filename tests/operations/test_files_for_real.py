@@ -206,8 +206,8 @@ def test_survey(
 @pytest.mark.parametrize(
     ("said", "root", "store"),
     [
-        ("/data/my docker|[[Backing Filesystem extfs]]", "/data/my docker", ""),
-        ("/data|[[driver-type io.containerd.snapshotter.v1]]", "/var/lib/containerd", "containerd"),
+        ("29.1.3|/data/my docker|[[Backing Filesystem extfs]]", "/data/my docker", ""),
+        ("29.1.3|/data|[[driver-type io.containerd.snapshotter.v1]]", "/var/lib/containerd", "containerd"),
         ("", "/var/lib/docker", ""),
     ],
 )
@@ -215,6 +215,7 @@ def test_where_images_land(tools: Callable[..., str], said: str, root: str, stor
     path = tools(docker=f"[ $1 != info ] || echo '{said}'", ss="echo nginx")
     found = Survey().process(sh(Survey().command(paths=[], port=None), PATH=path))
     assert (found["docker_root"], found["image_store"]) == (root, store)
+    assert found["docker"] == said.partition("|")[0]  # "": a daemon that does not answer
     assert "port" not in found  # nobody is asked who listens where nothing of ours will
     assert float(found["clock_last"]) >= float(found["clock"])
 

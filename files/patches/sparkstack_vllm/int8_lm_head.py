@@ -15,6 +15,8 @@ for the rank's own rows. Gathering, trimming padded rows and top-token search st
 
 from __future__ import annotations
 
+import gc
+import weakref
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,12 +25,17 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparkstack_vllm.errors import PluginError
+from sparkstack_vllm.loading import Nothing
 
 if TYPE_CHECKING:
     from sparkstack_vllm.kernels.int8_head import Config
 
 # Rows that are float32 at a time: 4096 rows of 3072 are 50 MB, whatever the vocabulary's size.
 BLOCK_ROWS = 4096
+
+# Heads that were converted and that nobody has been told of. Weak: a drafter's own head is given up for the
+# model's where the two are shared.
+_converted: list[weakref.ref[Any]] = []
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,6 +140,31 @@ def convert(layer: Any, method: Any) -> None:
             "wanted a GPU and driver that run it; set SPARKSTACK_INT8_LM_HEAD=0"
         ) from error
     layer.quant_method = method
+    _converted.append(weakref.ref(layer))
+
+
+def loaded(model: Any) -> str | Nothing:
+    """Which heads are INT8: the model's, and a drafter's where it keeps one of its own."""
+    inside = {id(module) for module in model.modules()}
+    if any(id(head()) not in inside for head in _converted):
+        gc.collect()  # a head that was given up refers to itself
+    heads = [head for each in _converted if (head := each()) is not None]
+    _converted.clear()
+    ours = [_shape(head) for head in heads if id(head) in inside]
+    drafters = ", ".join(_shape(head) for head in heads if id(head) not in inside)
+    if not ours:
+        return Nothing(
+            "no LM head of its own in this model (a head tied to the embedding, or quantised already, stays "
+            "as it is)",
+            in_last=True,
+            changed=f"only the drafter's of {drafters} is INT8 now" if drafters else "nothing was changed",
+        )
+    which = f"LM head of {ours[0]} is" if len(ours) == 1 else f"{len(ours)} LM heads of {', '.join(ours)} are"
+    return f"{which} INT8 now" + (f", and the drafter's own of {drafters}" if drafters else "")
+
+
+def _shape(head: Any) -> str:
+    return "×".join(map(str, head.weight.shape))
 
 
 def apply() -> None:

@@ -137,7 +137,8 @@ def test_a_kernel_that_does_not_run_stops_the_server_with_a_line(
 def a_head(layers: Any, rows: int) -> Any:
     import torch
 
-    head = loaded(layers.Head, layers.Linear(), torch.nn.Parameter(torch.randn(rows, 16), requires_grad=False))
+    weight = torch.nn.Parameter(torch.randn(rows, 16), requires_grad=False)
+    head = loaded(layers.Head, layers.Linear(), weight)
     head.itself = head  # as vLLM's layers, which the garbage collector has to free
     return head
 
@@ -162,7 +163,8 @@ def test_what_is_said_of_heads(int8: Any, layers: Any) -> None:
     none = int8.loaded(model(*several))  # a second model in this process
     assert none.in_last and none.changed == "nothing was changed"
     assert none.found == (
-        "no LM head of its own in this model (a head tied to the embedding, or quantised already, stays as it is)"
+        "no LM head of its own in this model (a head tied to the embedding, or quantised already, stays as "
+        "it is)"
     )
     kept = a_head(layers, 8)
     assert int8.loaded(model(object())).changed == "only the drafter's of 8×16 is INT8 now"

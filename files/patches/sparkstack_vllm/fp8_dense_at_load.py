@@ -156,9 +156,8 @@ def loaded(model: Any) -> str | Nothing:
         return f"{converted[0]} is FP8 now" + (f", and {others} other{'s' * (others > 1)}" if others else "")
     named = f"named by {', '.join(patterns())}"
     if uneven:
-        return Nothing(
-            f"{len(uneven)} linears {named}, none of which 128×128 blocks cut evenly", f"correct {LAYERS}"
-        )
+        found = f"{len(uneven)} linear(s) {named}, of sizes that 128×128 blocks do not cut evenly"
+        return Nothing(found, f"correct {LAYERS}")
     return Nothing(f"no unquantised linear {named}", f"correct {LAYERS}")
 
 

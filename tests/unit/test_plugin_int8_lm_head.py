@@ -143,12 +143,14 @@ def a_head(layers: Any, rows: int) -> Any:
     return head
 
 
-def model(*modules: Any) -> Any:
-    return SimpleNamespace(modules=lambda: iter(modules))
+def model(*modules: Any, weights: Any = ()) -> Any:
+    return SimpleNamespace(modules=lambda: iter(modules), parameters=lambda: iter(weights))
 
 
 def test_what_is_said_of_heads(int8: Any, layers: Any) -> None:
     """A drafter loads a head of its own, after the model's, and gives it up where the two are shared."""
+    import torch
+
     int8.apply()
     ours, drafters = a_head(layers, 32), a_head(layers, 32)
     del drafters
@@ -163,8 +165,13 @@ def test_what_is_said_of_heads(int8: Any, layers: Any) -> None:
     none = int8.loaded(model(*several))  # a second model in this process
     assert none.in_last and none.changed == "nothing was changed"
     assert none.found == (
-        "no LM head of its own in this model (a head tied to the embedding, or quantised already, stays as "
-        "it is)"
+        "no LM head of its own in this model (one that is the embedding itself, or quantised already, "
+        "stays as it is)"
+    )
+    embedding = torch.nn.Parameter(torch.randn(32, 16), requires_grad=False)
+    tied = loaded(layers.Head, layers.Linear(), embedding)
+    assert int8.loaded(model(tied, weights=[embedding])) == (
+        "LM head of 32×16 (the embedding it is tied to keeps its own) is INT8 now"
     )
     kept = a_head(layers, 8)
     assert int8.loaded(model(object())).changed == "only the drafter's of 8×16 is INT8 now"

@@ -268,8 +268,8 @@ def test_each_load_of_a_worker_is_followed_by_a_line(worker: Any) -> None:
     assert worker.said == [
         (
             logging.WARNING,
-            f"{start}found no LM head of its own in this model (a head tied to the embedding, or quantised "
-            "already, stays as it is); nothing was changed; set SPARKSTACK_INT8_LM_HEAD=0",
+            f"{start}found no LM head of its own in this model (one that is the embedding itself, or "
+            "quantised already, stays as it is); nothing was changed; set SPARKSTACK_INT8_LM_HEAD=0",
         ),
         (logging.INFO, f"{start}LM head of 70×32 is INT8 now"),
     ]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 PATCHES = Path(__file__).parents[2] / "files" / "patches"
+ALONE = SimpleNamespace(rank_in_group=0, world_size=1)  # a pipeline of one stage
 
 
 @pytest.fixture
@@ -19,10 +20,29 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     """Gives a function that puts a vLLM of some version in place and returns the plugin's frame, fresh."""
     monkeypatch.syspath_prepend(PATCHES)
 
+    class WorkerWrapperBase:
+        """As vLLM's: what it has no method for is its worker's."""
+
+        def __init__(self, worker: Any) -> None:
+            self.worker = worker
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.worker, name)
+
     def start(version: str) -> Any:
         fake = ModuleType("vllm")
         fake.__version__ = version  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "vllm", fake)
+        for name, members in {
+            "v1": {},
+            "v1.worker": {},
+            "v1.worker.worker_base": {"WorkerWrapperBase": WorkerWrapperBase},
+            "distributed": {},
+            "distributed.parallel_state": {"get_pp_group": lambda: ALONE},
+        }.items():
+            module = ModuleType(f"vllm.{name}")
+            vars(module).update(members)
+            monkeypatch.setitem(sys.modules, f"vllm.{name}", module)
         import sparkstack_vllm.plugin as plugin
 
         return plugin
@@ -42,7 +62,9 @@ def feature(plugin: Any, monkeypatch: pytest.MonkeyPatch, name: str = "thing", *
 
     calls: list[str] = []
     module = SimpleNamespace(
-        apply=lambda: calls.append("apply"), self_check=lambda: calls.append("self_check")
+        apply=lambda: calls.append("apply"),
+        self_check=lambda: calls.append("self_check"),
+        loaded=lambda model: f"{model} is another now",
     )
     monkeypatch.setitem(sys.modules, f"sparkstack_vllm.{name}", module)
     entry = Feature(name, "does something", **{"supported": SUPPORTED, **more})
@@ -202,6 +224,7 @@ def test_every_feature_in_the_list_is_a_module(vllm: Any) -> None:
         source = (PATCHES / "sparkstack_vllm" / f"{known.name}.py").read_text()
         assert "\ndef apply() -> None:" in source
         assert "\ndef self_check() -> None:" in source
+        assert "\ndef loaded(model: Any) -> str | Nothing:" in source
 
 
 class TestCheckCommand:
@@ -269,3 +292,110 @@ def test_a_features_knobs_are_known(
     plugin.register("0.1.0")
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warned) == 1 and "SPARKSTACK_THING_SIZES names no feature" in warned[0]
+
+
+class TestWhatWasFound:
+    """Each feature's line once a worker has loaded its model, and a warning where there was nothing to do."""
+
+    @pytest.fixture
+    def worker(self, vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
+        """A worker in vLLM's wrapper, with the plugin in its process; `loads` are its calls."""
+        plugin = vllm("0.32.0")
+        feature(plugin, monkeypatch)
+        monkeypatch.setenv("SPARKSTACK_THING", "1")
+        plugin.register("0.1.0")
+        plugin.register("0.1.0")
+        monkeypatch.setattr(plugin, "_done", False)
+        plugin.register("0.1.0")
+        caplog.clear()
+        caplog.set_level(logging.INFO, "vllm.sparkstack")
+        loads: list[Any] = []
+
+        def load_model(**more: Any) -> str:
+            loads.append(more)
+            return "loaded"
+
+        wrapper: Any = sys.modules["vllm.v1.worker.worker_base"].WorkerWrapperBase  # type: ignore[attr-defined]
+        return wrapper(SimpleNamespace(load_model=load_model, get_model=lambda: "model", loads=loads))
+
+    @staticmethod
+    def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+        return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    def test_one_line_a_load(self, worker: Any, caplog: pytest.LogCaptureFixture) -> None:
+        assert worker.load_model(load_dummy_weights=False) == "loaded"
+        assert worker.loads == [{"load_dummy_weights": False}]
+        assert self.said(caplog) == [("INFO", "sparkstack plugin: thing: model is another now")]
+
+    def test_a_load_that_fails_says_nothing(self, worker: Any, caplog: pytest.LogCaptureFixture) -> None:
+        def broken() -> None:
+            raise MemoryError("no memory")
+
+        worker.worker.load_model = broken
+        with pytest.raises(MemoryError):
+            worker.load_model()
+        assert not caplog.records
+
+    def test_a_wrapper_that_has_the_method_itself(self, vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        plugin = vllm("0.32.0")
+        feature(plugin, monkeypatch)
+        monkeypatch.setenv("SPARKSTACK_THING", "1")
+        wrapper: Any = sys.modules["vllm.v1.worker.worker_base"].WorkerWrapperBase  # type: ignore[attr-defined]
+        wrapper.load_model = lambda self, which: f"its own, {which}"
+        plugin.register("0.1.0")
+        assert wrapper(SimpleNamespace(get_model=lambda: "model")).load_model("a") == "its own, a"
+
+    @pytest.mark.parametrize(
+        ("more", "stage", "stages", "level", "text"),
+        [
+            ({}, 1, 1, "WARNING", "found no table; nothing was changed; set SPARKSTACK_THING=0"),
+            (
+                {"remedy": "correct its patterns", "changed": "little was changed"},
+                1,
+                1,
+                "WARNING",
+                "found no table; little was changed; correct its patterns, or set SPARKSTACK_THING=0",
+            ),
+            (
+                {},
+                1,
+                2,
+                "INFO",
+                "found no table in pipeline stage 1 of 2; nothing was changed here; where every stage says "
+                "so, set SPARKSTACK_THING=0",
+            ),
+            (
+                {"in_last": True},
+                1,
+                2,
+                "INFO",
+                "nothing to do in pipeline stage 1 of 2; the last stage says what was done",
+            ),
+            (
+                {"in_last": True},
+                2,
+                2,
+                "WARNING",
+                "found no table; nothing was changed; set SPARKSTACK_THING=0",
+            ),
+        ],
+    )
+    def test_nothing_found(
+        self,
+        worker: Any,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+        more: dict[str, Any],
+        stage: int,
+        stages: int,
+        level: str,
+        text: str,
+    ) -> None:
+        from sparkstack_vllm.loading import Nothing
+
+        thing = sys.modules["sparkstack_vllm.thing"]
+        monkeypatch.setattr(thing, "loaded", lambda model: Nothing("no table", **more))
+        group = SimpleNamespace(rank_in_group=stage - 1, world_size=stages)
+        monkeypatch.setattr(sys.modules["vllm.distributed.parallel_state"], "get_pp_group", lambda: group)
+        worker.load_model()
+        assert self.said(caplog) == [(level, f"sparkstack plugin: thing: {text}")]

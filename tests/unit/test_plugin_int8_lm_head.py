@@ -132,3 +132,47 @@ def test_a_kernel_that_does_not_run_stops_the_server_with_a_line(
         "sparkstack plugin: int8_lm_head: found OSError from its kernel: Failed to find C compiler. Please "
         "specify via CC; wanted a GPU and driver that run it; set SPARKSTACK_INT8_LM_HEAD=0"
     )
+
+
+def a_head(layers: Any, rows: int) -> Any:
+    import torch
+
+    weight = torch.nn.Parameter(torch.randn(rows, 16), requires_grad=False)
+    head = loaded(layers.Head, layers.Linear(), weight)
+    head.itself = head  # as vLLM's layers, which the garbage collector has to free
+    return head
+
+
+def model(*modules: Any, weights: Any = ()) -> Any:
+    return SimpleNamespace(modules=lambda: iter(modules), parameters=lambda: iter(weights))
+
+
+def test_what_is_said_of_heads(int8: Any, layers: Any) -> None:
+    """A drafter loads a head of its own, after the model's, and gives it up where the two are shared."""
+    import torch
+
+    int8.apply()
+    ours, drafters = a_head(layers, 32), a_head(layers, 32)
+    del drafters
+    assert int8.loaded(model(object(), ours)) == "LM head of 32×16 is INT8 now"
+
+    ours, kept = a_head(layers, 32), a_head(layers, 8)
+    assert int8.loaded(model(ours)) == "LM head of 32×16 is INT8 now, and the drafter's own of 8×16"
+
+    several = [a_head(layers, rows) for rows in (32, 8)]
+    assert int8.loaded(model(*several)) == "2 LM heads of 32×16, 8×16 are INT8 now"
+
+    none = int8.loaded(model(*several))  # a second model in this process
+    assert none.in_last and none.changed == "nothing was changed"
+    assert none.found == (
+        "no LM head of its own in this model (one that is the embedding itself, or quantised already, "
+        "stays as it is)"
+    )
+    embedding = torch.nn.Parameter(torch.randn(32, 16), requires_grad=False)
+    tied = loaded(layers.Head, layers.Linear(), embedding)
+    assert int8.loaded(model(tied, weights=[embedding])) == (
+        "LM head of 32×16 (the embedding it is tied to keeps its own) is INT8 now"
+    )
+    kept = a_head(layers, 8)
+    assert int8.loaded(model(object())).changed == "only the drafter's of 8×16 is INT8 now"
+    assert kept is not None

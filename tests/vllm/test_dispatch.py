@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import pickle
 import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +29,7 @@ sys.path[:0] = [TREE, str(PATCHES)]
 
 import torch  # noqa: E402
 import vllm  # noqa: E402
-from sparkstack_vllm import hybrid, int8_lm_head, plugin  # noqa: E402
+from sparkstack_vllm import hybrid, int8_lm_head, loading, plugin  # noqa: E402
 from sparkstack_vllm.errors import PluginError  # noqa: E402
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod  # noqa: E402
 from vllm.model_executor.layers.logits_processor import LogitsProcessor  # noqa: E402
@@ -39,6 +41,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (  # noqa: E402
     UnquantizedEmbeddingMethod,
 )
 from vllm.model_executor.models.qwen3_5 import Qwen3_5MoeForConditionalGeneration  # noqa: E402
+from vllm.v1.executor import multiproc_executor, uniproc_executor  # noqa: E402
+from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: E402
 
 IN_FILES = "model.language_model.layers.0"
 IN_VLLM = "language_model.model.layers.0"
@@ -89,6 +93,13 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fp8LinearMethod, "__init__", lambda self, made: setattr(self, "quant_config", made))
 
 
+@pytest.fixture(autouse=True)
+def nothing_made() -> None:
+    """Forget what other tests made."""
+    hybrid.loaded(None)
+    int8_lm_head.loaded(torch.nn.Module())
+
+
 def config(folder: Path, *fp8: str) -> Any:
     """The quantisation config as vLLM makes it from a checkpoint's folder for Qwen3.5."""
     made = get_quantization_config("inc").from_config(AUTOROUND)
@@ -133,6 +144,9 @@ def test_fp8_layers_go_to_fp8_and_others_do_not(tmp_path: Path) -> None:
     # `gate` is a beginning of `gate_proj`, and `mlp.gate` a layer of its own.
     method = made.get_quant_method(linear(), f"{IN_VLLM}.mlp.gate")
     assert isinstance(method, UnquantizedLinearMethod)
+    assert hybrid.loaded(None) == "2 layers are FP8 as in the checkpoint's files"
+    made.get_quant_method(linear(), f"{IN_VLLM}.mlp.gate")
+    assert hybrid.loaded(None).found.startswith("3 FP8 modules in the checkpoint's files, and no layer")
 
 
 def test_a_fused_layer_of_two_formats_stops_the_server(tmp_path: Path) -> None:
@@ -176,6 +190,7 @@ def test_a_checkpoint_without_fp8_is_left_to_inc(tmp_path: Path) -> None:
     made = config(tmp_path)
     method = made.get_quant_method(linear(), f"{IN_VLLM}.mlp.gate")
     assert type(method) is UnquantizedLinearMethod
+    assert hybrid.loaded(None).found == "no AutoRound (INC) checkpoint with FP8 layers"
 
 
 def test_the_config_travels_to_other_processes(tmp_path: Path) -> None:
@@ -205,6 +220,7 @@ def test_a_head_becomes_int8(method: Any) -> None:
     assert ((got - expected).norm() / expected.norm()).item() < 0.01
     head.quant_method.process_weights_after_loading(head)  # a drafter that shares it
     assert torch.equal(head.quant_method.apply(head, x, bias=None).float(), got)
+    assert int8_lm_head.loaded(head) == "LM head of 70×32 is INT8 now"
 
 
 def test_logits_ask_the_heads_method() -> None:
@@ -213,3 +229,57 @@ def test_logits_ask_the_heads_method() -> None:
     assert "lm_head.quant_method.apply(" in source
     # Where logits of another type than the model's can be asked for, that is refused for a head like ours.
     assert "F.linear(" not in source or "supported for an unquantized lm_head" in source
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's wrapper around a worker whose load makes a head, or has none of its own. `said` is the log."""
+    said: list[tuple[int, str]] = []
+    log = SimpleNamespace(log=lambda level, form, text: said.append((level, form % text)))
+    monkeypatch.setattr(plugin, "log", log)
+    on = [(feature, int8_lm_head) for feature in plugin.FEATURES if feature.name == "int8_lm_head"]
+    usual = vars(WorkerWrapperBase).get("load_model")
+    loading.install(on)
+    loading.install(on)  # a second call adds nothing
+    alone = SimpleNamespace(rank_in_group=0, world_size=1)
+    monkeypatch.setattr("vllm.distributed.parallel_state.get_pp_group", lambda: alone)
+    wrapper = WorkerWrapperBase(0)
+    model = torch.nn.Module()
+
+    def load_model(tied: bool) -> None:
+        if not tied:
+            model.lm_head = ParallelLMHead.__new__(ParallelLMHead)
+            torch.nn.Module.__init__(model.lm_head)
+            model.lm_head.weight = torch.nn.Parameter(torch.randn(70, 32).bfloat16(), requires_grad=False)
+            UnquantizedEmbeddingMethod().process_weights_after_loading(model.lm_head)
+
+    wrapper.worker = SimpleNamespace(load_model=load_model, get_model=lambda: model, rank=3, said=said)
+    yield wrapper
+    del WorkerWrapperBase.load_model
+    if usual is not None:
+        WorkerWrapperBase.load_model = usual
+
+
+def test_each_load_of_a_worker_is_followed_by_a_line(worker: Any) -> None:
+    assert worker.rank == 3  # whatever else is asked of a worker is passed on
+    worker.load_model(tied=True)
+    worker.load_model(tied=False)
+    start = "sparkstack plugin: int8_lm_head: "
+    assert worker.said == [
+        (
+            logging.WARNING,
+            f"{start}found no LM head of its own in this model (one that is the embedding itself, or "
+            "quantised already, stays as it is); nothing was changed; set SPARKSTACK_INT8_LM_HEAD=0",
+        ),
+        (logging.INFO, f"{start}LM head of 70×32 is INT8 now"),
+    ]
+
+
+def test_executors_load_by_the_wrapper() -> None:
+    """What `loading` relies on: workers are reached by the wrapper, which hands `load_model` on."""
+    assert "load_model" not in vars(WorkerWrapperBase)
+    assert "return getattr(self.worker, attr)" in inspect.getsource(WorkerWrapperBase.__getattr__)
+    for module in (multiproc_executor, uniproc_executor):
+        source = inspect.getsource(module)
+        assert "WorkerWrapperBase(" in source, module.__name__
+        assert "worker.load_model()" in source, module.__name__

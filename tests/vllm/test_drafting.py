@@ -113,6 +113,8 @@ def test_a_loaded_drafter_gets_the_head(
         vllm_config=config, use_local_argmax_reduction=False, use_heterogeneous_vocab=False
     )
     cls.load_model(made, target)
+    assert draft_head.loaded(None) == f"{len(KEPT)} of {VOCABULARY} tokens, bf16, on 1 rank(s)"
+    assert draft_head.loaded(None).found == "no drafter that MTP or EAGLE would load"
 
     x = torch.randn(6, WIDTH).bfloat16()
     logits = made.model.compute_logits(x)

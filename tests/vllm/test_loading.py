@@ -57,6 +57,7 @@ def processed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr("vllm.distributed.parallel_state.get_tp_group", lambda: alone)
     usual = (UnquantizedLinearMethod.create_weights, UnquantizedLinearMethod.process_weights_after_loading)
     fp8_dense_at_load.apply()
+    fp8_dense_at_load.loaded(None)  # what other tests made
     yield seen
     UnquantizedLinearMethod.create_weights, UnquantizedLinearMethod.process_weights_after_loading = usual
 
@@ -88,6 +89,12 @@ def test_chosen_linears_become_fp8(processed: list[Any]) -> None:
     assert ((layer.weight.float() * spread - exact).norm() / exact.norm()).item() < 0.03
     with pytest.raises(RuntimeError, match="restart the server"):
         layer.weight.weight_loader(layer.weight, exact)
+    name = layer.prefix
+    assert fp8_dense_at_load.loaded(None) == f"{name} is FP8 now"
+    for _ in range(3):
+        layer = made(name, [256, 128, 128])
+        layer.quant_method.process_weights_after_loading(layer)
+    assert fp8_dense_at_load.loaded(None) == f"{name} is FP8 now, and 2 others"
 
 
 @pytest.mark.skipif(not supports("fp8_dense_at_load"), reason="vLLM does it by itself")
@@ -105,6 +112,11 @@ def test_other_linears_stay(processed: list[Any], prefix: str, outputs: list[int
     layer.quant_method.process_weights_after_loading(layer)
     assert type(layer.quant_method) is UnquantizedLinearMethod and not processed
     assert layer.weight.dtype == torch.bfloat16
+    said = fp8_dense_at_load.loaded(None)
+    uneven = outputs == [192, 64]
+    assert said.found.startswith("1 linear(s) named by *." if uneven else "no unquantised linear named by *.")
+    assert said.found.endswith("do not cut evenly") is uneven
+    assert said.remedy == "correct SPARKSTACK_FP8_DENSE_AT_LOAD_LAYERS"
 
 
 @pytest.mark.skipif(supports("fp8_dense_at_load"), reason="vLLM does not do it by itself yet")
@@ -164,7 +176,7 @@ def ngram_layer(module: Any) -> Any:
 def test_rows_from_disk_are_those_of_vllms_own_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_rank: None
 ) -> None:
-    from sparkstack_vllm import ngram_hook
+    from sparkstack_vllm import ngram_hook, ngram_table
     from vllm.models.qwen4_exp.nvidia import model_state, ngram_embedding
 
     monkeypatch.setattr(ngram_embedding, "get_current_vllm_config", lambda: vllm_config(tmp_path))
@@ -199,6 +211,9 @@ def test_rows_from_disk_are_those_of_vllms_own_table(
     ours = ngram_layer(ngram_embedding)
     embedding = ours.ngram_embedding
     assert embedding.weight.is_meta  # no memory
+    said = f"{rows} rows of {row} bytes stay on disk, cached, 32 threads"
+    assert ngram_table.loaded(None) == said
+    assert ngram_table.loaded(None).found == "no n-gram table in this model"
 
     # A runner that prepares nothing is found out; then as the V2 runner goes.
     tokens = torch.tensor([5, 7, 0, 12, 44, 49, 0, 0], dtype=torch.int32)  # two fill up a graph's batch

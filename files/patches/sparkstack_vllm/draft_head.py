@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from sparkstack_vllm.errors import PluginError
+from sparkstack_vllm.loading import Nothing
 
 if TYPE_CHECKING:
     from sparkstack_vllm.kernels.draft_head import Config
@@ -37,6 +38,9 @@ ROW_BLOCKS = (8, 16, 32, 64)  # activations that one program of the kernels take
 PACK_ROWS = 4096  # of the weight that are packed at a time, 20 bytes a weight; a multiple of 256
 PLAIN_ROWS = 4096  # rows of the weight that are float32 at a time where no kernel runs
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+# Words for each drafter that got its head since `loaded` was last asked.
+given: list[str] = []
 
 
 def refuse(found: str, wanted: str, remedy: str) -> PluginError:
@@ -286,6 +290,17 @@ def apply() -> None:
     from sparkstack_vllm import draft_hook
 
     draft_hook.install()
+
+
+def loaded(model: Any) -> str | Nothing:
+    """What the drafter got."""
+    found = list(given)
+    given.clear()
+    if found:
+        return "; ".join(found)
+    return Nothing(
+        "no drafter that MTP or EAGLE would load", "add speculative_config to serve.options", in_last=True
+    )
 
 
 def _example(kind: str, size: int, width: int, generator: torch.Generator) -> Head:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparkstack_vllm.draft_head import DraftLogits, read, refuse
-from sparkstack_vllm.plugin import log
+from sparkstack_vllm.draft_head import DraftLogits, given, read, refuse
 
 # Drafters whose head is the model's. Others (a small model, DFlash, Medusa) come with a head or a sampler of
 # their own, which these rows know nothing of.
@@ -117,13 +116,8 @@ def put(drafter: Any, target: Any, config: Any) -> None:
     made = DraftLogits(head, usual.org_vocab_size, device, rank, world, gather, usual.scale)
     for owner, name, _ in theirs:
         setattr(owner, name, made)
-    log.info(
-        "sparkstack plugin: draft_head: %d of %d tokens, %s, on %d rank(s)",
-        head.ids.shape[0],
-        usual.org_vocab_size,
-        head.kind,
-        world,
-    )
+    tokens = f"{head.ids.shape[0]} of {usual.org_vocab_size} tokens"
+    given.append(f"{tokens}, {head.kind}, on {world} rank(s)")
 
 
 def gathered(all_gather: Any) -> Any:

@@ -1,10 +1,12 @@
 """What the plugin can do. A feature is one module of this package and one line in `FEATURES`.
 
-A feature's module has two functions without arguments:
+A feature's module has three functions:
 
 - `apply()` changes vLLM in this process; called at most once, and only when the feature is switched on.
 - `self_check()` proves the feature's arithmetic with torch alone (no GPU, no vLLM); it raises
   `AssertionError`. The image build runs it for every feature, so a broken one never gets into an image.
+- `loaded(model)` is asked in each worker once the model and its drafter are loaded, and gives the words for
+  what was done since it was last asked, or `loading.Nothing`.
 
 The module is imported only then, so it may import torch at its top; vLLM it imports inside `apply()`.
 """

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from sparkstack_vllm.errors import PluginError
+from sparkstack_vllm.loading import Nothing
 
 BLOCK = 128
 LARGEST = 448.0  # of float8_e4m3fn
@@ -42,6 +43,10 @@ DEFAULT = (
     "*.mlp.shared_expert.down_proj",
 )
 MADE = "_sparkstack_created"  # how a layer's weight was made, until it is loaded
+
+# Names of layers since `loaded` was last asked: converted ones, and ones that blocks do not cut evenly.
+_converted: list[str] = []
+_uneven: list[str] = []
 
 
 def patterns() -> tuple[str, ...]:
@@ -94,7 +99,6 @@ def apply() -> None:
     layers = patterns()
     create = UnquantizedLinearMethod.create_weights
     process = UnquantizedLinearMethod.process_weights_after_loading
-    done = [0]
 
     def create_weights(
         self: Any,
@@ -114,6 +118,7 @@ def apply() -> None:
             else:
                 shape = f"{sum(output_partition_sizes)}×{input_size_per_partition}"
                 log.warning("sparkstack plugin: fp8_dense_at_load: %s (%s) stays BF16", layer.prefix, shape)
+                _uneven.append(layer.prefix)
 
     def process_weights_after_loading(self: Any, layer: Any) -> None:
         made = layer.__dict__.pop(MADE, None)
@@ -135,12 +140,25 @@ def apply() -> None:
         layer.weight_scale_inv.data = scale
         layer.quant_method = method
         method.process_weights_after_loading(layer)
-        done[0] += 1
-        if done[0] == 1:
-            log.info("sparkstack plugin: fp8_dense_at_load: %s is FP8 now, and others", layer.prefix)
+        _converted.append(layer.prefix)
 
     UnquantizedLinearMethod.create_weights = create_weights
     UnquantizedLinearMethod.process_weights_after_loading = process_weights_after_loading
+
+
+def loaded(model: Any) -> str | Nothing:
+    """How many layers are FP8, the drafter's included."""
+    converted, uneven = list(_converted), list(_uneven)
+    _converted.clear()
+    _uneven.clear()
+    if converted:
+        others = len(converted) - 1
+        return f"{converted[0]} is FP8 now" + (f", and {others} other{'s' * (others > 1)}" if others else "")
+    named = f"named by {', '.join(patterns())}"
+    if uneven:
+        found = f"{len(uneven)} linear(s) {named}, of sizes that 128×128 blocks do not cut evenly"
+        return Nothing(found, f"correct {LAYERS}")
+    return Nothing(f"no unquantised linear {named}", f"correct {LAYERS}")
 
 
 def _no_reload(*_: Any, **__: Any) -> None:

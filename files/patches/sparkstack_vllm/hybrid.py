@@ -15,10 +15,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sparkstack_vllm.errors import PluginError
+from sparkstack_vllm.loading import Nothing
 
 FP8 = "F8_E4M3"
 WEIGHT, SCALE = ".weight", ".weight_scale_inv"
 BLOCKS = (32, 64, 128, 256)  # sizes that are tried; the published checkpoints have 128
+
+# Since `loaded` was last asked: layers that became FP8, and FP8 modules that the checkpoint was seen to have.
+_made: set[str] = set()
+_seen: set[str] = set()
 
 
 class Fp8Layers(NamedTuple):
@@ -107,6 +112,25 @@ def not_dispatched(prefix: str) -> PluginError:
         "a layer whose name, mapped as this vLLM maps the model's, is FP8 in the checkpoint",
         "use another vLLM version, or a checkpoint without FP8 layers",
     )
+
+
+def note(names: Collection[str], prefix: str | None = None) -> None:
+    """Remember the checkpoint's FP8 modules, and a layer that became one."""
+    _seen.update(names)
+    if prefix is not None:
+        _made.add(prefix)
+
+
+def loaded(model: Any) -> str | Nothing:
+    """How many layers are FP8 as the files have them, the drafter's included."""
+    made, seen = len(_made), len(_seen)
+    _made.clear()
+    _seen.clear()
+    if made:
+        return f"{made} layer{'s are' if made > 1 else ' is'} FP8 as in the checkpoint's files"
+    if seen:
+        return Nothing(f"{seen} FP8 modules in the checkpoint's files, and no layer for them")
+    return Nothing("no AutoRound (INC) checkpoint with FP8 layers", "add graft_fp8 to checkpoint.transforms")
 
 
 def apply() -> None:

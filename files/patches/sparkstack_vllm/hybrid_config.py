@@ -59,6 +59,7 @@ class HybridINCConfig(INCConfig):  # type: ignore[misc]
         if not self.fp8_names or not isinstance(layer, LinearBase):
             return super().get_quant_method(layer, prefix)
         fp8 = hybrid.is_fp8(prefix, self.packed_modules_mapping, self.fp8_names)
+        hybrid.note(self.fp8_names, prefix if fp8 else None)
         method = super().get_quant_method(layer, prefix)
         if method is not None and not isinstance(method, UnquantizedLinearMethod):
             if fp8:

@@ -15,6 +15,8 @@ for the rank's own rows. Gathering, trimming padded rows and top-token search st
 
 from __future__ import annotations
 
+import gc
+import weakref
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,12 +25,17 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparkstack_vllm.errors import PluginError
+from sparkstack_vllm.loading import Nothing
 
 if TYPE_CHECKING:
     from sparkstack_vllm.kernels.int8_head import Config
 
 # Rows that are float32 at a time: 4096 rows of 3072 are 50 MB, whatever the vocabulary's size.
 BLOCK_ROWS = 4096
+
+# Heads that were converted and that nobody has been told of, each with the weight that it had. Weak: a
+# drafter's own head is given up for the model's where the two are shared, and a weight is freed.
+_converted: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +125,7 @@ def convert(layer: Any, method: Any) -> None:
     code that would multiply by it directly fails on the type instead of giving wrong logits. A weight that is
     shared with the embedding is left alone there.
     """
-    dtype = layer.weight.dtype
+    dtype, usual = layer.weight.dtype, weakref.ref(layer.weight)
     quantised, scale = quantise(layer.weight.data)
     layer.weight = Parameter(quantised, requires_grad=False)
     layer.weight_scale = Parameter(scale, requires_grad=False)
@@ -133,6 +140,34 @@ def convert(layer: Any, method: Any) -> None:
             "wanted a GPU and driver that run it; set SPARKSTACK_INT8_LM_HEAD=0"
         ) from error
     layer.quant_method = method
+    _converted.append((weakref.ref(layer), usual))
+
+
+def loaded(model: Any) -> str | Nothing:
+    """Which heads are INT8: the model's, and a drafter's where it keeps one of its own."""
+    inside = {id(module) for module in model.modules()}
+    if any(id(head()) not in inside for head, _ in _converted):
+        gc.collect()  # a head that was given up refers to itself
+    embedded = {id(parameter) for parameter in model.parameters()}
+    ours, drafters = [], []
+    for each, weight in _converted:
+        if (head := each()) is not None:
+            shape = "×".join(map(str, head.weight.shape))
+            tied = weight() is not None and id(weight()) in embedded
+            told = f"{shape} (the embedding it is tied to keeps its own)" if tied else shape
+            (ours if id(head) in inside else drafters).append(told)
+    _converted.clear()
+    if not ours:
+        return Nothing(
+            "no LM head of its own in this model (one that is the embedding itself, or quantised already, "
+            "stays as it is)",
+            in_last=True,
+            changed=f"only the drafter's of {', '.join(drafters)} is INT8 now"
+            if drafters
+            else "nothing was changed",
+        )
+    which = f"LM head of {ours[0]} is" if len(ours) == 1 else f"{len(ours)} LM heads of {', '.join(ours)} are"
+    return f"{which} INT8 now" + (f", and the drafter's own of {', '.join(drafters)}" if drafters else "")
 
 
 def apply() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparkstack_vllm.ngram_table import Stage, TableFile, refuse, settings
-from sparkstack_vllm.plugin import log
+from sparkstack_vllm.ngram_table import Stage, TableFile, on_disk, refuse, settings
 
 LAYERS = "_sparkstack_ngram_layers"
 OFF = "set SPARKSTACK_NGRAM_TABLE=0"
@@ -45,13 +44,8 @@ def install() -> None:
             # Where the model is being made: the device that vLLM has set as torch's default.
             self.stage = Stage(table, tokens, heads, torch.empty(0).device)
             self.prepared = False
-            log.info(
-                "sparkstack plugin: ngram_table: %d rows of %d bytes stay on disk, %s, %d threads",
-                table.rows,
-                table.row_bytes,
-                mode,
-                threads,
-            )
+            rows = f"{table.rows} rows of {table.row_bytes} bytes"
+            on_disk.append(f"{rows} stay on disk, {mode}, {threads} threads")
 
         def allocate_embedding_weight(
             self, num_embeddings: int, embedding_dim: int, dtype: torch.dtype

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from sparkstack_vllm.errors import PluginError
+from sparkstack_vllm.loading import Nothing
 
 ROW_MAP = "ngram_rows.json"
 IO, THREADS = "SPARKSTACK_NGRAM_TABLE_IO", "SPARKSTACK_NGRAM_TABLE_THREADS"
@@ -38,6 +39,9 @@ PAGE = 4096  # O_DIRECT wants places, lengths and memory in multiples of the dis
 # Rows that a thread takes at once, at least: with O_DIRECT each read waits for the disk, so few.
 LEAST = {"cached": 64, "direct": 4}
 STAGE_AGAIN = "stage the checkpoint again with the transform ngram_table"
+
+# Words for each embedding that reads from disk, made since `loaded` was last asked.
+on_disk: list[str] = []
 
 
 def refuse(found: str, wanted: str, remedy: str) -> PluginError:
@@ -183,6 +187,15 @@ def apply() -> None:
     from sparkstack_vllm import ngram_hook
 
     ngram_hook.install()
+
+
+def loaded(model: Any) -> str | Nothing:
+    """Which tables stay on disk."""
+    found = list(on_disk)
+    on_disk.clear()
+    if not found:
+        return Nothing("no n-gram table in this model")
+    return found[0] if len(found) == 1 else f"in {len(found)} layers {'; '.join(sorted(set(found)))}"
 
 
 def self_check() -> None:

@@ -83,8 +83,13 @@ def register(plugin_version: str) -> None:
 
     on = wanted(FEATURES, os.environ)
     check_versions(vllm.__version__, on)
-    for feature in on:
-        checked(feature).apply()
+    modules = [(feature, checked(feature)) for feature in on]
+    for _, module in modules:
+        module.apply()
+    if modules:
+        from sparkstack_vllm import loading
+
+        loading.install(modules)
     _done = True
 
     log.info(

@@ -29,6 +29,7 @@ PACKAGES = (
     "iputils-ping",
     "kmod",
     "less",
+    "libfaketime",  # a clock that jumps, for what a fault chooses
     "netplan.io",
     "openssh-server",
     "procps",

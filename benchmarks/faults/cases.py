@@ -161,6 +161,34 @@ def _port_taken(cluster: Cluster) -> float:
     return time.monotonic()
 
 
+def _clock_jump(cluster: Cluster) -> float:
+    """The head's wall clock jumps an hour ahead, then all clocks two hours back, and nobody minds; then the
+    engine dies with the clocks as they are."""
+    hosts = cluster.hosts
+    for host in hosts:
+        host.jumping_clock()
+    try:
+        wait_for("tokens with clocks that can jump", RECOVERY_S, cluster.serves)
+        before = _starts(cluster)
+        for offset, who in ((3600, hosts[:1]), (-3600, hosts)):
+            for host in who:
+                host.jump(f"{offset:+d}")
+                if abs(host.jumped() - offset) > 5:
+                    raise Failed(f"{host.name}: its units' clock did not jump")
+            until = time.monotonic() + 20  # the watchdog's patience is 9 s
+            while time.monotonic() < until:
+                if not cluster.token() or _starts(cluster) != before:
+                    raise Failed(f"clocks jumped by {offset} s: the tokens stopped, or a rank began again")
+        began = time.monotonic()
+        cluster.head.run(f"docker kill {UNIT}")
+        wait_for("a start", 60, lambda: _starts(cluster) != before)
+        wait_for("tokens after the jump", RECOVERY_S, cluster.serves)
+    finally:
+        for host in hosts:
+            host.own_clock()
+    return began
+
+
 LOCKED = "! flock -n /run/sparkstack/run.lock true && cat /run/sparkstack/run.lock"
 
 
@@ -208,5 +236,6 @@ def cases(hosts: int, long_cut: float = 300) -> list[Case]:
     found += [
         Case("disk of the journal full, head", _full_log, soak=False),
         Case("port taken for 20 s, head", _port_taken, soak=False),
+        Case("clocks jump by an hour, then the head's engine dies", _clock_jump, soak=False),
     ]
     return found

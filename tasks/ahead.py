@@ -8,7 +8,8 @@ ask as ever, with `host.get_fact`, and get the lines that their own command woul
 Honest is what is not remembered: an answer counts until anything but a fact runs on the host, whoever runs
 it, and for ten seconds at most; then what is still to come of its half is asked again, again together. A
 command that failed is not remembered; it is run again when an operation asks, and says itself what is wrong.
-Facts that go by the clock, or take long, are `ALONE`: never asked ahead. What waits for a change must not
+Facts that go by the clock, or take long, are `ALONE`: never asked ahead, nor remembered. `KEPT` are not
+asked ahead either, but remembered. What waits for a change must not
 wait by a fact that is asked ahead; `tasks.remote.shell` is for that.
 """
 
@@ -20,6 +21,7 @@ import math
 import secrets
 import shlex
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from gevent.local import local
@@ -47,7 +49,8 @@ from tasks.facts import Completes, Survey
 from tasks.site import Site
 
 MAX_AGE_SECONDS = 10.0
-ALONE = (Survey, Mirrors, Completes)
+ALONE = (Survey, Completes)
+KEPT = (Mirrors,)
 STAGES = {
     "preflight": preflight.asks,
     "host": host.asks,
@@ -71,13 +74,21 @@ def plan(site: Site, stages: list[str]) -> None:
     if not isinstance(me.connector, Connector):
         me.connector = Connector(me.connector)
         me.get_fact = functools.partial(me.connector.reading, me.get_fact)
-    halves = [[one for one in stages if (one in OF_RELEASE) is late] for late in (False, True)]
-    asks = [[ask for stage in half for ask in STAGES[stage](site)] for half in halves]
+    asks = [
+        (stage in OF_RELEASE, fact, _text(fact().command(**words)))
+        for stage in stages
+        for fact, words in STAGES[stage](site)
+    ]
+    halves = [
+        [text for late, fact, text in asks if late is half and fact not in (*ALONE, *KEPT)]
+        for half in (False, True)
+    ]
     # As pyinfra will have them for the operations' own questions.
     globally, _ = pop_global_arguments(me.state, me, {})
     me.connector.ask_ahead(
-        [[_text(fact().command(**words)) for fact, words in half if fact not in ALONE] for half in asks],
+        halves,
         {name: value for name, value in globally.items() if name in CONNECTOR_ARGUMENT_KEYS},
+        [text for _, fact, text in asks if fact in KEPT],
     )
     remember_arguments()
     look_up_no_sources()
@@ -116,10 +127,13 @@ class Connector:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connector, name)
 
-    def ask_ahead(self, halves: list[list[str]], arguments: dict[str, Any]) -> None:
-        """Ask what is planned in the first of `halves` that has anything."""
+    def ask_ahead(
+        self, halves: list[list[str]], arguments: dict[str, Any], kept: Sequence[str] = ()
+    ) -> None:
+        """Ask what is planned in the first of `halves` that has anything. `kept`: each is asked when it is
+        wanted, by itself."""
         with self._asking:
-            self._halves, self._arguments = halves, arguments
+            self._halves, self._arguments = [*halves, *([one] for one in kept)], arguments
             if any(halves):
                 first = next(half for half, planned in enumerate(halves) if planned)
                 self._ask(first, halves[first][0], {})

@@ -239,8 +239,13 @@ def test_where_the_first_half_asks_nothing_the_second_is_asked_at_once() -> None
     connector = ahead.Connector(shell)
     connector.ask_ahead([[], ["echo late"]], {"_sudo": True})
     assert shell.ran == ["sh"] and say(connector, "echo late") == ["late"] and shell.ran == ["sh"]
-    connector.ask_ahead([[], []], {"_sudo": True})
+    connector.ask_ahead([[], []], {"_sudo": True}, ["echo kept"])
     assert shell.ran == ["sh"]
+    # What is kept is asked by itself when it is wanted, and counts as long as any answer.
+    assert say(connector, "echo kept") == say(connector, "echo kept") == ["kept"]
+    assert shell.ran == ["sh"] * 2
+    time.sleep(ahead.MAX_AGE_SECONDS + 1)
+    assert say(connector, "echo kept") == ["kept"] and shell.ran == ["sh"] * 3
 
 
 def test_the_order_of_operations_is_what_it_is_with_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from pyinfra.api import StringCommand, arguments, util
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
+from sparkstack.errors import SparkstackError
 from tasks import (
     benchmark,
     checkpoint,
@@ -45,7 +46,7 @@ from tasks import (
     serve,
 )
 from tasks.docker import Mirrors
-from tasks.facts import Completes, Survey
+from tasks.facts import Ask, Completes, Survey
 from tasks.site import Site
 
 MAX_AGE_SECONDS = 10.0
@@ -77,7 +78,7 @@ def plan(site: Site, stages: list[str]) -> None:
     asks = [
         (stage in OF_RELEASE, fact, _text(fact().command(**words)))
         for stage in stages
-        for fact, words in STAGES[stage](site)
+        for fact, words in _asks(site, stage)
     ]
     halves = [
         [text for late, fact, text in asks if late is half and fact not in (*ALONE, *KEPT)]
@@ -92,6 +93,13 @@ def plan(site: Site, stages: list[str]) -> None:
     )
     remember_arguments()
     look_up_no_sources()
+
+
+def _asks(site: Site, stage: str) -> list[Ask]:
+    try:
+        return STAGES[stage](site)
+    except SparkstackError:
+        return []  # a mistake in what is declared: the stage itself says it, in its place
 
 
 def remember_arguments() -> None:

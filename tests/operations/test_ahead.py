@@ -248,6 +248,21 @@ def test_where_the_first_half_asks_nothing_the_second_is_asked_at_once() -> None
     assert say(connector, "echo kept") == ["kept"] and shell.ran == ["sh"] * 3
 
 
+def test_a_mistake_is_left_to_its_stage(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other stages ask ahead all the same, and the doctor says it once."""
+    monkeypatch.delenv("A_KEY", raising=False)
+    (site,) = sites(1, api_key_env="A_KEY")
+    site.host.connector = Shell()
+    planned: list[Any] = []
+    monkeypatch.setattr(ahead.Connector, "ask_ahead", lambda self, *words: planned.append(words))
+    monkeypatch.setattr(ahead, "pop_global_arguments", lambda *_: ({}, []))
+    ahead.plan(site, ["docker", "image", "serve"])
+    ((early, late), _, _) = planned[0]
+    assert any("daemon.json" in text for text in early)
+    assert any(site.image_tag in text for text in late)
+    assert not any("sparkstack-serve" in text for text in late)
+
+
 def test_the_order_of_operations_is_what_it_is_with_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """pyinfra takes it from the stack."""
 

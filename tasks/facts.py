@@ -186,9 +186,8 @@ class Completes(FactBase[bool]):
 
 
 class ServeState(FactBase[dict[str, str]]):
-    """Returns `{"release", "unit", "container", "fabric"}`: the current release's id, the unit's state, the
-    running container's id ("" where there is none), and "same" where the rank was started with the
-    fabric.env that is there now."""
+    """Returns `{"release", "unit", "fabric"}`: the current release's id, the unit's state, and "same" where
+    the rank was started with the fabric.env that is there now."""
 
     default = dict
 
@@ -196,7 +195,6 @@ class ServeState(FactBase[dict[str, str]]):
         return (
             f'echo "release=$(basename "$(readlink {shlex.quote(config_dir)}/current)" 2>/dev/null)"; '
             'echo "unit=$(systemctl show -p ActiveState --value sparkstack-serve.service)"; '
-            'echo "container=$(docker ps -q --no-trunc --filter name=^sparkstack-serve$ 2>/dev/null)"; '
             f"cd {shlex.quote(config_dir)} && cmp -s fabric.env current/fabric.env && echo fabric=same; true"
         )
 

@@ -21,7 +21,7 @@ Sites = Callable[..., list[Site]]
 PATH = "/etc/docker/daemon.json"
 PLAIN: dict[str, Any] = {"docker_mirrors": ["https://m.example"], "docker_log_options": None}
 IDLE = {"release": "", "unit": "inactive"}
-SERVING = {"release": "abc", "unit": "active", "container": "0a", "fabric": "same"}
+SERVING = {"release": "abc", "unit": "active", "fabric": "same"}
 REFUSAL = (
     "spark-1: docker: found settings that need a restart of Docker, which would stop serving on spark-1 "
     "(release abc), spark-2 (release abc); wanted a yes to that; run with --data restart_serving=yes, or "

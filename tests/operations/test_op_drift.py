@@ -78,7 +78,7 @@ def test_the_rank_that_does_not_serve_is_named(
     sites: Sites, change: dict[str, str], thing: str, found: str
 ) -> None:
     head, worker = sites(2)
-    good = {"release": head.release_id, "unit": "active", "container": "0a", "fabric": "same"}
+    good = {"release": head.release_id, "unit": "active", "fabric": "same"}
     head.host.facts = {ServeState: good}
     worker.host.facts = {ServeState: {**good, **change}}
     ((host, what, is_now, _),) = told(serve.activated, head)

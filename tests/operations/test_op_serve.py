@@ -28,7 +28,7 @@ STALE = Machine(
 
 def in_states(sites: list[Site], **changes: str) -> None:
     """Both ranks serve this release, but for `changes` on the last one."""
-    good = {"release": sites[0].release_id, "unit": "active", "container": "0a", "fabric": "same"}
+    good = {"release": sites[0].release_id, "unit": "active", "fabric": "same"}
     for site in sites:
         site.host.facts = {ServeState: good, MachineState: KNOWN}
     sites[-1].host.facts |= {ServeState: {**good, **changes}}

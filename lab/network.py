@@ -57,7 +57,11 @@ def make_rail(client: docker.DockerClient, rail: Wire, marks: dict[str, str]) ->
 
 
 def _make_management(client: docker.DockerClient) -> None:
-    routes = json.loads(subprocess.check_output(["ip", "-json", "-4", "route"], text=True) or "[]")
+    try:
+        said = subprocess.check_output(["ip", "-json", "-4", "route"], text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise LabError(f"this machine's routes: {error}; wanted `ip -json route`; install iproute2") from None
+    routes = json.loads(said or "[]")
     refused = "this machine has routes to every subnet that it may have"
     for subnet in free(route["dst"] for route in routes):
         pool = IPAMConfig(pool_configs=[IPAMPool(subnet=subnet, gateway=str(_hosts(subnet)[0]))])

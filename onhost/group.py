@@ -12,10 +12,12 @@ line, so no engine ever meets what is left of an older group. Files below /run/s
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -32,6 +34,8 @@ CONTAINER = "sparkstack-serve"
 SSH_SECONDS = 20.0
 HELD_SECONDS = 300
 """For how long a connection that nobody asks by is held: longer than from one look to the next."""
+HELD_ANSWER_SECONDS = 5.0
+"""How long an answer by a held connection may take; a good one takes a tenth of a second."""
 READY, STARTED = "ready", "started"
 PROPERTIES = "ActiveState,SubState,NRestarts,InvocationID"
 
@@ -190,18 +194,6 @@ def command(*words: str, seconds: float = SSH_SECONDS) -> tuple[bool, str]:
 _WAY = re.compile(r"^Host (rank-(\d+)(?:-rail-\d+)?)\n\s+HostName (\S+)$", re.MULTILINE)
 
 
-def _holding(held: Path) -> list[str]:
-    """Options of ssh; a held connection to a host that went down is found dead within seconds."""
-    options = {
-        "ControlMaster": "auto",
-        "ControlPath": held,
-        "ControlPersist": HELD_SECONDS,
-        "ServerAliveInterval": 2,
-        "ServerAliveCountMax": 2,
-    }
-    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-
-
 class Peers:
     """The other ranks by SSH, one word each; `config` is the file that `ssh -F` reads, with every address of
     a rank. `tell` hears once of each address that is silent while another one of its host answers, and once
@@ -246,20 +238,35 @@ class Peers:
     def _at_once(self, ways: Sequence[tuple[str, str]], word: str) -> dict[str, tuple[bool, str]]:
         def ask(way: tuple[str, str]) -> tuple[bool, str]:
             address, name = way
-            plain = ("ssh", "-F", str(self.config), name, word)
             if self._hold is None or word != "status":
-                return command(*plain)
+                return command("ssh", "-F", str(self.config), name, word)
             # By the address: a rank may become another host's.
-            held = self._hold / (address or name)
-            was_held = held.exists()
-            ok, said = command(*plain[:3], *_holding(held), *plain[3:])
-            # One that broke since the last question says nothing of the host.
-            return command(*plain) if was_held and not ok else (ok, said)
+            return self._ask_held(self._hold / (address or name), name, word)
 
         if len(ways) < 2:
             return {way[0]: ask(way) for way in ways}
         with ThreadPoolExecutor(max_workers=len(ways)) as pool:
             return dict(zip((way[0] for way in ways), pool.map(ask, ways), strict=True))
+
+    def _ask_held(self, held: Path, name: str, word: str) -> tuple[bool, str]:
+        """By the connection that is held since an earlier question, or by a new one, which is held then."""
+        ssh = ("ssh", "-F", str(self.config))
+        path = ("-o", f"ControlPath={held}")
+        if held.exists():
+            ok, said = command(*ssh, *path, name, word, seconds=HELD_ANSWER_SECONDS)
+            if ok:
+                return ok, said
+            # One that broke, or hangs, says nothing of the host: a new one does.
+            command(*ssh, *path, "-O", "exit", name, seconds=HELD_ANSWER_SECONDS)
+        with contextlib.suppress(OSError):
+            held.unlink(missing_ok=True)
+            held.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        hold = ("-o", "ControlMaster=auto", "-o", f"ControlPersist={HELD_SECONDS}")
+        began = time.monotonic()
+        ok, said = command(*ssh, *path, *hold, name, word)
+        # ssh ends at once where it cannot make its socket (no room on /run): then nothing is held.
+        quick = time.monotonic() - began < 2
+        return command(*ssh, name, word) if quick and not ok else (ok, said)
 
     def _heed(self, rank: int, good: Mapping[str, str], bad: Mapping[str, str]) -> None:
         """A host of which no address answers is away, and none of its addresses is said to be dead."""

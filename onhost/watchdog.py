@@ -233,13 +233,10 @@ def main(config_dir: Path) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    hold = group.RUN / "ssh"
-    with contextlib.suppress(OSError):
-        hold.mkdir(mode=0o700, parents=True, exist_ok=True)
     peers = Peers(
         config_dir / "ssh" / "config",
         lambda rank, words: say(f"rank {rank}: {words}"),
-        hold if hold.is_dir() else None,
+        group.RUN / "ssh",
     )
     watch = Watch(
         probe=probe,

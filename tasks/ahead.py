@@ -126,6 +126,9 @@ class Connector:
         self._answers: dict[str, tuple[float, list[str] | None]] = {}  # when asked; None: it failed
         self._used: set[tuple[int, str]] = set()  # (half, command)
         self._executing = False
+        # A host that takes long for all is asked for each alone: else, what has aged meanwhile would be asked
+        # for again with every next one.
+        self._slow = False
         # How often something else began or ended here: answers that were on their way then are not kept.
         self._others = 0
         # Hosts ask one another, too: who comes while an answer is on its way waits for it.
@@ -208,7 +211,7 @@ class Connector:
         others, asked_at = self._others, time.monotonic()
         fresh = {one for one, (when, _) in self._answers.items() if asked_at - when <= MAX_AGE_SECONDS}
         rest = [one for one in self._halves[half] if (half, one) not in self._used and one not in fresh]
-        commands = list(dict.fromkeys([text, *rest]))
+        commands = list(dict.fromkeys([text, *([] if self._slow else rest)]))
         for one in commands:
             self._answers.pop(one, None)
         word = secrets.token_hex(8)
@@ -224,6 +227,7 @@ class Connector:
             )
         except (OSError, EOFError, SSHException):
             return  # the next command says it, to whoever runs it
+        self._slow |= time.monotonic() - asked_at > MAX_AGE_SECONDS / 2
         if ok and others == self._others:
             found = _parts(commands, output.stdout_lines, word)
             self._answers |= {one: (asked_at, lines) for one, lines in found.items()}

@@ -165,9 +165,9 @@ def _clock_jump(cluster: Cluster) -> float:
     """The head's wall clock jumps an hour ahead, then all clocks two hours back, and nobody minds; then the
     engine dies with the clocks as they are."""
     hosts = cluster.hosts
-    for host in hosts:
-        host.jumping_clock()
     try:
+        for host in hosts:
+            host.jumping_clock()
         wait_for("tokens with clocks that can jump", RECOVERY_S, cluster.serves)
         before = _starts(cluster)
         for offset, who in ((3600, hosts[:1]), (-3600, hosts)):

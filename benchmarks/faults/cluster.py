@@ -106,7 +106,7 @@ class Host:
         )
         self.jump("+0")
         self.run(
-            f"lib=$(ls /usr/lib/*/faketime/libfaketime.so.1) && for unit in {' '.join(UNITS)}; do "
+            f"lib=$(ls /usr/lib/*/faketime/libfaketime.so.1) || exit; for unit in {' '.join(UNITS)}; do "
             "mkdir -p /run/systemd/system/$unit.service.d && "
             f'printf "{dropin}" "$lib" > /run/systemd/system/$unit.service.d/lab-clock.conf || exit; done; '
             f"systemctl daemon-reload && systemctl restart --no-block {' '.join(UNITS)}"

@@ -165,34 +165,76 @@ def test_a_host_is_away_only_where_none_of_its_addresses_answers(rails: Rails) -
     assert rails.states()[1] == ["rank-1"]
 
 
-def test_a_held_connection_that_broke_says_nothing_of_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config").write_text(CONFIG)
-    heard: list[tuple[str, ...]] = []
-    broken = {"held"}
+class Holding:
+    """ssh, of which a held connection, a new one that is to be held, and one by itself may each fail."""
 
-    def command(*words: str, seconds: float = 0) -> tuple[bool, str]:
-        kind = "held" if f"ControlPath={tmp_path / '10.0.0.2'}" in words else "plain"
-        heard.append((kind, *words[-2:]))
-        return (False, "broken\n") if kind in broken else (True, STATUS)
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / "config").write_text(CONFIG)
+        self.held = folder / "ssh" / "10.0.0.2"
+        self.fails: dict[str, float] = {}  # which of them, and after how many s
+        self.now = 0.0
+        self.heard: list[str] = []
+        monkeypatch.setattr(group, "command", self.command)
+        monkeypatch.setattr(group.time, "monotonic", lambda: self.now)
+        self.peers = Peers(folder / "config", hold=folder / "ssh")
+        monkeypatch.setattr(self.peers, "ways", lambda rank: {"10.0.0.2": "rank-1"})
 
-    monkeypatch.setattr(group, "command", command)
-    peers = Peers(tmp_path / "config", hold=tmp_path)
-    # The first question holds nothing yet: where that fails, the host does not answer.
-    monkeypatch.setattr(peers, "ways", lambda rank: {"10.0.0.2": "rank-1"})
-    assert not peers.state(1).answered and heard == [("held", "rank-1", "status")]
-    (tmp_path / "10.0.0.2").touch()
-    heard.clear()
-    assert peers.state(1).answered
-    assert heard == [("held", "rank-1", "status"), ("plain", "rank-1", "status")]
-    # A restart is never asked for by a connection that may be half dead: it must be asked for once.
-    heard.clear()
-    peers.restart(1)
-    assert heard == [("plain", "rank-1", "restart")]
-    broken.clear()
-    heard.clear()
-    assert peers.state(1).answered and heard == [("held", "rank-1", "status")]
+    def command(self, *words: str, seconds: float = group.SSH_SECONDS) -> tuple[bool, str]:
+        assert words[:2] == ("ssh", "-F")
+        kind = "held" if f"ControlPath={self.held}" in words else "plain"
+        kind = "end" if "exit" in words else "new" if "ControlMaster=auto" in words else kind
+        self.heard.append(f"{kind} {words[-1]}" if kind != "end" else kind)
+        if kind in self.fails:
+            self.now += min(self.fails[kind], seconds)
+            return False, "broken\n"
+        if kind == "new":
+            assert self.held.parent.stat().st_mode & 0o77 == 0
+            self.held.touch()
+        return True, STATUS
+
+    def ask(self) -> tuple[bool, list[str], float]:
+        """(was there an answer, what was asked, s)."""
+        self.heard, began = [], self.now
+        return self.peers.state(1).answered, self.heard, self.now - began
+
+
+@pytest.fixture
+def holding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Holding:
+    return Holding(tmp_path, monkeypatch)
+
+
+def test_a_connection_is_held_from_one_question_to_the_next(holding: Holding) -> None:
+    assert holding.ask() == (True, ["new status"], 0)
+    assert holding.ask() == (True, ["held status"], 0)
+    # Never a restart, which must be asked for once.
+    holding.heard = []
+    holding.peers.restart(1)
+    assert holding.heard == ["plain restart"]
+
+
+def test_a_held_connection_that_broke_says_nothing_of_the_host(holding: Holding) -> None:
+    holding.ask()
+    holding.fails = {"held": 0.1}
+    assert holding.ask()[:2] == (True, ["held status", "end", "new status"])
+    # One that hangs takes its own short time, and then as long as ever.
+    holding.fails = {"held": 60, "new": 15}
+    answered, asked, seconds = holding.ask()
+    assert (answered, asked) == (False, ["held status", "end", "new status"])
+    assert seconds == group.HELD_ANSWER_SECONDS + 15
+    assert holding.ask() == (False, ["new status"], 15)  # nothing is held any more
+    holding.fails = {}
+    assert holding.ask() == (True, ["new status"], 0)
+
+
+def test_where_nothing_can_be_held_each_question_is_asked_by_itself(holding: Holding) -> None:
+    """No room on /run, or its folder was taken away while the watchdog runs."""
+    holding.fails = {"new": 0.02}
+    assert holding.ask()[:2] == (True, ["new status", "plain status"])
+    holding.held.parent.rmdir()
+    assert holding.ask()[:2] == (True, ["new status", "plain status"])
+    holding.held.parent.rmdir()
+    holding.held.parent.touch()
+    assert holding.ask()[:2] == (True, ["new status", "plain status"])
 
 
 def test_a_rank_is_started_anew_once_by_the_rail_that_answers(rails: Rails) -> None:

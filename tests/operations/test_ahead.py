@@ -248,6 +248,22 @@ def test_where_the_first_half_asks_nothing_the_second_is_asked_at_once() -> None
     assert say(connector, "echo kept") == ["kept"] and shell.ran == ["sh"] * 3
 
 
+def test_a_host_that_takes_long_is_asked_for_each_alone() -> None:
+    """All again with every next one would take as many times as long."""
+    shell = Shell()
+    connector = ahead.Connector(shell)
+    shell.meanwhile = lambda: time.sleep(ahead.MAX_AGE_SECONDS + 1)
+    words = [f"echo {number}" for number in range(4)]
+    connector.ask_ahead([words, []], {"_sudo": True})
+    scripts: list[str] = []
+    plain = shell.run_shell_command
+    shell.run_shell_command = lambda command, **more: (  # type: ignore[method-assign]
+        scripts.append(more.get("_stdin", "")) or plain(command, **more)
+    )
+    assert [say(connector, word) for word in words] == [[word[5:]] for word in words]
+    assert [script.count("eval") for script in scripts] == [1] * 4
+
+
 def test_a_mistake_is_left_to_its_stage(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other stages ask ahead all the same, and the doctor says it once."""
     monkeypatch.delenv("A_KEY", raising=False)

@@ -336,6 +336,12 @@ class TestWhatWasFound:
             worker.load_model()
         assert not caplog.records
 
+    def test_a_worker_that_cannot_be_asked_serves(self, worker: Any, caplog: pytest.LogCaptureFixture) -> None:
+        del worker.worker.get_model
+        assert worker.load_model() == "loaded"
+        ((level, text),) = self.said(caplog)
+        assert level == "WARNING" and text.endswith("when asked what its features did; not known")
+
     def test_a_wrapper_that_has_the_method_itself(self, vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         plugin = vllm("0.32.0")
         feature(plugin, monkeypatch)

@@ -60,10 +60,14 @@ def install(switched_on: Sequence[tuple[Feature, Any]]) -> None:
 
         # No version read so far has a method of this name here: the wrapper passes it on to its worker.
         result = usual(self, *args, **kwargs) if usual else self.worker.load_model(*args, **kwargs)
-        model, pipeline = self.worker.get_model(), get_pp_group()
-        for feature, module in switched_on:
-            level, text = line(feature, module.loaded(model), pipeline.rank_in_group + 1, pipeline.world_size)
-            log.log(level, "%s", text)
+        try:
+            model, pipeline = self.worker.get_model(), get_pp_group()
+            for feature, module in switched_on:
+                said = module.loaded(model)
+                level, text = line(feature, said, pipeline.rank_in_group + 1, pipeline.world_size)
+                log.log(level, "%s", text)
+        except Exception as error:  # no server is to end for want of a line on what was done
+            log.warning("sparkstack plugin: found %r when asked what its features did; not known", error)
         return result
 
     setattr(load_model, DONE, True)

@@ -336,7 +336,9 @@ class TestWhatWasFound:
             worker.load_model()
         assert not caplog.records
 
-    def test_a_worker_that_cannot_be_asked_serves(self, worker: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_worker_that_cannot_be_asked_serves(
+        self, worker: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
         del worker.worker.get_model
         assert worker.load_model() == "loaded"
         ((level, text),) = self.said(caplog)

@@ -29,7 +29,6 @@ PACKAGES = (
     "iputils-ping",
     "kmod",
     "less",
-    "libfaketime",  # a clock that jumps, for what a fault chooses
     "netplan.io",
     "openssh-server",
     "procps",

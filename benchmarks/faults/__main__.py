@@ -32,7 +32,7 @@ from lab import lab
 
 NOT_CHECKED = {
     "the kernel's own clock set": "the lab's hosts are containers and share this machine's clock; the fault "
-    "above stands between it and our units' processes (libfaketime, a stand-in)",
+    "above stands between it and our units' processes (their Python's `time.time`, a stand-in)",
 }
 
 

@@ -19,6 +19,8 @@ STAGES = (
     "serve",
     "benchmark",
 )
+OF_RELEASE = STAGES[STAGES.index("image") :]
+"""The stages that make a release and start it; those before make the host."""
 
 
 def select(only: str | None) -> list[str]:

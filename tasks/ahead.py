@@ -6,11 +6,11 @@ meanwhile; what the stages of the release ask is asked together when the first o
 ask as ever, with `host.get_fact`, and get the lines that their own command would have printed.
 
 Honest is what is not remembered: an answer counts until anything but a fact runs on the host, whoever runs
-it, and for ten seconds at most; then what is still to come of its half is asked again, again together. A
+it, and for ten seconds at most; then what is still to come of its batch is asked again, again together. A
 command that failed is not remembered; it is run again when an operation asks, and says itself what is wrong.
 Facts that go by the clock, or take long, are `ALONE`: never asked ahead, nor remembered. `KEPT` are not
-asked ahead either, but remembered. What waits for a change must not
-wait by a fact that is asked ahead; `tasks.remote.shell` is for that.
+asked ahead either, but remembered. What waits for a change must not wait by a fact that is asked ahead;
+`tasks.remote.shell` is for that.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
 from sparkstack.errors import SparkstackError
+from sparkstack.stages import OF_RELEASE
 from tasks import (
     benchmark,
     checkpoint,
@@ -65,8 +66,6 @@ STAGES = {
     "serve": serve.asks,
     "benchmark": benchmark.asks,
 }
-# Two halves: a change in one does not ask for the other's again.
-OF_RELEASE = ("image", "nccl", "checkpoint", "serve", "benchmark")
 
 
 def plan(site: Site, stages: list[str]) -> None:
@@ -80,14 +79,15 @@ def plan(site: Site, stages: list[str]) -> None:
         for stage in stages
         for fact, words in _asks(site, stage)
     ]
-    halves = [
-        [text for late, fact, text in asks if late is half and fact not in (*ALONE, *KEPT)]
-        for half in (False, True)
+    # Two: a change in one does not ask for the other's again.
+    batches = [
+        [text for late, fact, text in asks if late is of_release and fact not in (*ALONE, *KEPT)]
+        for of_release in (False, True)
     ]
     # As pyinfra will have them for the operations' own questions.
     globally, _ = pop_global_arguments(me.state, me, {})
     me.connector.ask_ahead(
-        halves,
+        batches,
         {name: value for name, value in globally.items() if name in CONNECTOR_ARGUMENT_KEYS},
         [text for _, fact, text in asks if fact in KEPT],
     )
@@ -121,10 +121,10 @@ class Connector:
 
     def __init__(self, connector: Any) -> None:
         self._connector = connector
-        self._halves: list[list[str]] = []  # in the order in which they will be asked
+        self._batches: list[list[str]] = []  # what is asked together, in the order of the questions
         self._arguments: dict[str, Any] = {}  # pyinfra's (sudo…), with which they will be asked
         self._answers: dict[str, tuple[float, list[str] | None]] = {}  # when asked; None: it failed
-        self._used: set[tuple[int, str]] = set()  # (half, command)
+        self._used: set[tuple[int, str]] = set()  # (batch, command)
         self._executing = False
         # A host that takes long for all is asked for each alone: else, what has aged meanwhile would be asked
         # for again with every next one.
@@ -139,15 +139,15 @@ class Connector:
         return getattr(self._connector, name)
 
     def ask_ahead(
-        self, halves: list[list[str]], arguments: dict[str, Any], kept: Sequence[str] = ()
+        self, batches: list[list[str]], arguments: dict[str, Any], kept: Sequence[str] = ()
     ) -> None:
-        """Ask what is planned in the first of `halves` that has anything. `kept`: each is asked when it is
+        """Ask what is planned in the first of `batches` that has anything. `kept`: each is asked when it is
         wanted, by itself."""
         with self._asking:
-            self._halves, self._arguments = [*halves, *([one] for one in kept)], arguments
-            if any(halves):
-                first = next(half for half, planned in enumerate(halves) if planned)
-                self._ask(first, halves[first][0], {})
+            self._batches, self._arguments = [*batches, *([one] for one in kept)], arguments
+            if any(batches):
+                first = next(batch for batch, planned in enumerate(batches) if planned)
+                self._ask(first, batches[first][0], {})
 
     def reading(self, get_fact: Any, *words: Any, **arguments: Any) -> Any:
         """`get_fact` of pyinfra's host: what it runs, as every fact's command, changes nothing."""
@@ -165,14 +165,14 @@ class Connector:
         text = _text(command)
         printing = {name: arguments.pop(name) for name in [*arguments] if name.startswith("print_")}
         with self._asking:
-            half = self._half(text)
-            if half is not None and arguments == self._arguments:
+            batch = self._batch(text)
+            if batch is not None and arguments == self._arguments:
                 asked_at, _ = self._answers.get(text, (-math.inf, None))
                 if time.monotonic() - asked_at > MAX_AGE_SECONDS:
-                    self._ask(half, text, printing)
+                    self._ask(batch, text, printing)
                 _, lines = self._answers.get(text, (0.0, None))
                 if lines is not None:
-                    self._used.add((half, text))
+                    self._used.add((batch, text))
                     return True, CommandOutput([OutputLine("stdout", line) for line in lines])
         run = self._connector.run_shell_command
         if not getattr(self._reading, "now", False):
@@ -197,20 +197,21 @@ class Connector:
         self._others += 1
         self._answers = {}
 
-    def _half(self, text: str) -> int | None:
-        """Which half this command belongs to now: the first in which it has not been used, else the last."""
-        found = [half for half, planned in enumerate(self._halves) if text in planned]
-        return next((half for half in found if (half, text) not in self._used), found[-1] if found else None)
+    def _batch(self, text: str) -> int | None:
+        """Which batch this command belongs to now: the first in which it has not been used, else the last."""
+        found = [batch for batch, planned in enumerate(self._batches) if text in planned]
+        unused = [batch for batch in found if (batch, text) not in self._used]
+        return unused[0] if unused else found[-1] if found else None
 
-    def _ask(self, half: int, text: str, printing: dict[str, Any]) -> None:
-        """Run, as one command, `text` and what is planned in its half and still to be used."""
+    def _ask(self, batch: int, text: str, printing: dict[str, Any]) -> None:
+        """Run, as one command, `text` and what is planned in its batch and still to be used."""
         if self._connector.state.is_executing != self._executing:
             # pyinfra's look at changes, before it executes, has used everything once.
             self._executing, self._used = not self._executing, set()
         # What an operation asked for once, the next one seldom asks for again.
         others, asked_at = self._others, time.monotonic()
         fresh = {one for one, (when, _) in self._answers.items() if asked_at - when <= MAX_AGE_SECONDS}
-        rest = [one for one in self._halves[half] if (half, one) not in self._used and one not in fresh]
+        rest = [one for one in self._batches[batch] if (batch, one) not in self._used and one not in fresh]
         commands = list(dict.fromkeys([text, *([] if self._slow else rest)]))
         for one in commands:
             self._answers.pop(one, None)

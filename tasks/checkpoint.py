@@ -19,16 +19,12 @@ from tasks.site import Site
 
 def asks(site: Site) -> list[Ask]:
     """The facts that the operations below ask of a host that is as declared."""
-    found: list[Ask] = [(Json, {"path": _manifest(site)})]
+    found: list[Ask] = [(Json, {"path": site.manifest_path})]
     if site.is_head and site.hub_token_path:
         found.append((FileStates, {"paths": [site.hub_token_path]}))
     if not _hashes(site):  # which takes long
         found.append((CheckpointFaults, _verified(site)))
     return found + share.asks(site)
-
-
-def _manifest(site: Site) -> str:
-    return f"{site.checkpoint_dir}/manifest.json"
 
 
 def _verified(site: Site) -> dict[str, Any]:
@@ -59,9 +55,9 @@ def staged(site: Site) -> Commands:
     """
     if not site.is_head:
         return
-    manifest = host.get_fact(Json, path=_manifest(site))
+    manifest = host.get_fact(Json, path=site.manifest_path)
     if not (manifest and manifest.get("id") == site.checkpoint_id):
-        drift.differs(_manifest(site), "absent or of another checkpoint", "staged")
+        drift.differs(site.manifest_path, "absent or of another checkpoint", "staged")
     elif not _damaged(site):
         host.noop(f"checkpoint {site.checkpoint_id} is staged")
         return
@@ -111,7 +107,7 @@ def received(site: Site) -> Commands:
     """
     if site.is_head:
         return
-    path = _manifest(site)
+    path = site.manifest_path
     wanted = site.head.get_fact(Json, path=path)
     if not (wanted and host.get_fact(Json, path=path) == wanted):
         drift.differs(

@@ -164,7 +164,7 @@ def _checkpoint(site: Site, lines: list[Line]) -> Step:
     source = site.recipe.checkpoint.source
     if all(line.status == "ok" for line in lines):
         return Step("checkpoint", "keeps", site.checkpoint_id)
-    manifest = site.head.get_fact(Json, path=f"{site.checkpoint_dir}/manifest.json")
+    manifest = site.head.get_fact(Json, path=site.manifest_path)
     if manifest and manifest.get("id") == site.checkpoint_id:
         return Step("checkpoint", "new", f"{site.checkpoint_id} to the other hosts over the fabric")
     steps = ", ".join(step["name"] for step in site.transforms)

@@ -84,7 +84,7 @@ def asks(site: Site) -> list[Ask]:
     """The facts that the operations below ask of a host, with Docker or without."""
     return [
         (Survey, _survey_arguments(site)),
-        (Json, {"path": f"{site.checkpoint_dir}/manifest.json"}),
+        (Json, {"path": site.manifest_path}),
         (ImageId, {"tag": site.image_tag}),
     ]
 
@@ -118,7 +118,7 @@ def _image_root(site: Site, survey: dict[str, Any]) -> str:
 
 def _wanted(site: Site, survey: dict[str, Any]) -> Wanted:
     """What this host must offer; room for what is there already is not asked for again."""
-    manifest = host.get_fact(Json, path=f"{site.checkpoint_dir}/manifest.json")
+    manifest = host.get_fact(Json, path=site.manifest_path)
     staged = disk_need.Staged(
         checkpoint=bool(manifest),
         image=bool(survey.get("docker") and host.get_fact(ImageId, tag=site.image_tag)),

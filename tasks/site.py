@@ -167,6 +167,10 @@ class Site:
         return f"{self.checkpoints_dir}/{self.checkpoint_id}"
 
     @property
+    def manifest_path(self) -> str:
+        return f"{self.checkpoint_dir}/manifest.json"
+
+    @property
     def hub_token_path(self) -> str | None:
         return f"{self.secrets_dir}/hub.token" if self.data.hub_token_file else None
 

@@ -162,8 +162,8 @@ def _port_taken(cluster: Cluster) -> float:
 
 
 def _clock_jump(cluster: Cluster) -> float:
-    """The head's wall clock jumps an hour ahead, then all clocks two hours back, and nobody minds; then the
-    engine dies with the clocks as they are."""
+    """The head's wall clock jumps an hour ahead, then every host's to an hour behind, and nobody minds; then
+    the engine dies with the clocks as they are."""
     hosts = cluster.hosts
     try:
         for host in hosts:

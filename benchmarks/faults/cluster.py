@@ -103,7 +103,6 @@ class Host:
             "iptables -D INPUT ! -i lo -j DROP; iptables -D OUTPUT ! -o lo -j DROP; true", check=False
         )
 
-
     def jumping_clock(self) -> None:
         """From now on our units' processes have a wall clock that `jump` sets. Errors: Failed.
 

@@ -219,7 +219,7 @@ def test_the_execution_asks_all_again_in_one_command_once_the_look_has_used_it()
     assert shell.ran == ["sh"]
 
 
-def test_a_half_is_asked_when_its_first_fact_is_wanted_and_by_itself(tmp_path: Path) -> None:
+def test_a_batch_is_asked_when_its_first_fact_is_wanted_and_by_itself(tmp_path: Path) -> None:
     new, both = f"ls {tmp_path}", "echo both"
     shell = Shell()
     connector = ahead.Connector(shell)
@@ -227,14 +227,14 @@ def test_a_half_is_asked_when_its_first_fact_is_wanted_and_by_itself(tmp_path: P
     assert say(connector, both) == ["both"] and shell.ran == ["sh"]
     (tmp_path / "made").touch()
     assert say(connector, new) == ["made"] and shell.ran == ["sh", "sh"]
-    # The first half's answers are still there, and a question of both halves has been asked again.
+    # The first batch's answers are still there, and a question of both was asked once.
     assert say(connector, "echo early") == ["early"]
     assert say(connector, both) == ["both"] and shell.ran == ["sh", "sh"]
     connector.put_file("x", "/x")
     assert say(connector, "echo late") == ["late"] and shell.ran == ["sh"] * 3
 
 
-def test_where_the_first_half_asks_nothing_the_second_is_asked_at_once() -> None:
+def test_where_the_first_batch_is_empty_the_second_is_asked_at_once() -> None:
     shell = Shell()
     connector = ahead.Connector(shell)
     connector.ask_ahead([[], ["echo late"]], {"_sudo": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from difflib import get_close_matches
 
 from sparkstack import placeholders, shell_words
@@ -24,6 +25,11 @@ NAMES = {
 Command = str | list[str]
 
 
+@functools.lru_cache(maxsize=64)  # each host of a run asks for the command of each rank
+def _read(text: str) -> tuple[shell_words.Word, ...]:
+    return tuple(shell_words.split(placeholders.repair(text)[0]))
+
+
 def words(command: Command) -> list[str]:
     """The words of a command, placeholders still in them. A list is words already.
 
@@ -32,7 +38,7 @@ def words(command: Command) -> list[str]:
     """
     if isinstance(command, list):
         return list(command)
-    return [word.text for word in shell_words.split(placeholders.repair(command)[0])]
+    return [word.text for word in _read(command)]
 
 
 def mistakes(command: Command) -> list[tuple[int, str, str, str]]:
@@ -41,7 +47,7 @@ def mistakes(command: Command) -> list[tuple[int, str, str, str]]:
         read = [shell_words.Word(text, at) for at, text in enumerate(command)]
     else:
         try:
-            read = shell_words.split(placeholders.repair(command)[0])
+            read = [*_read(command)]
         except shell_words.ShellError as mistake:
             return [(mistake.line, str(mistake), "a quote for each quote", "close it")]
     if not read or not read[0].text:

@@ -56,6 +56,8 @@ def expand(text: str, values: Mapping[str, Any]) -> Expanded:
 def _expand(
     text: str, values: Mapping[str, Any], above: tuple[str, ...], line: int | None, result: Expanded
 ) -> str:
+    if "{" not in text:
+        return text
     parts: list[str] = []
     at = depth = 0  # depth: how many doubled braces are open
     while at < len(text):

@@ -16,7 +16,6 @@ asked ahead either, but remembered. What waits for a change must not wait by a f
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import secrets
 import shlex
@@ -27,7 +26,7 @@ from typing import Any
 from gevent.local import local
 from gevent.lock import RLock
 from paramiko import SSHException
-from pyinfra.api import StringCommand, arguments, util
+from pyinfra.api import StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
@@ -44,6 +43,7 @@ from tasks import (
     link_gate,
     link_nccl,
     preflight,
+    quicker,
     serve,
 )
 from tasks.docker import Mirrors
@@ -71,6 +71,7 @@ STAGES = {
 def plan(site: Site, stages: list[str]) -> None:
     """Ask this host for the facts of these stages, and remember the answers for their operations."""
     me = site.host
+    quicker.make_quicker(me)
     if not isinstance(me.connector, Connector):
         me.connector = Connector(me.connector)
         me.get_fact = functools.partial(me.connector.reading, me.get_fact)
@@ -91,8 +92,6 @@ def plan(site: Site, stages: list[str]) -> None:
         {name: value for name, value in globally.items() if name in CONNECTOR_ARGUMENT_KEYS},
         [text for _, fact, text in asks if fact in KEPT],
     )
-    remember_arguments()
-    look_up_no_sources()
 
 
 def _asks(site: Site, stage: str) -> list[Ask]:
@@ -100,20 +99,6 @@ def _asks(site: Site, stage: str) -> list[Ask]:
         return STAGES[stage](site)
     except SparkstackError:
         return []  # a mistake in what is declared: the stage itself says it, in its place
-
-
-def remember_arguments() -> None:
-    """At each fact and operation pyinfra works out anew, from annotations that are text, which global
-    arguments there are (`_sudo`…) and of which types. They are the same at any time; that is 1 ms of each."""
-    if not hasattr(arguments.all_global_arguments, "cache_info"):
-        arguments.all_global_arguments = functools.cache(arguments.all_global_arguments)
-
-
-def look_up_no_sources() -> None:
-    """At each operation pyinfra asks for every frame on the stack, with the lines of source around each, and
-    takes the names of files and the numbers of lines. Without the sources they are the same, 10 ms sooner."""
-    util.stack = functools.partial(inspect.stack, 0)
-    util.getframeinfo = functools.partial(inspect.getframeinfo, context=0)
 
 
 class Connector:

@@ -11,8 +11,8 @@ from pyinfra.api import FactBase
 # A port that is down has no carrier to read, and some drivers no speed: "-" then.
 _PORT = (
     'd=/sys/class/net/$i; [ -e "$d" ] || continue; '
-    'w() { v=$(cat "$d/$1" 2>/dev/null); echo "${v:--}"; }; '
-    'echo "port=$i $(w carrier) $(w speed) $(w mtu) $(w carrier_changes)"'
+    "said=; for f in carrier speed mtu carrier_changes; do "
+    'v=; { read -r v <"$d/$f"; } 2>/dev/null; said="$said ${v:--}"; done; echo "port=$i$said"'
 )
 
 

@@ -1,7 +1,10 @@
 # What the host is now, below Docker, as KEY=VALUE lines (sparkstack/machine.py reads them). Arguments: units,
 # then "--", then packages or patterns of packages. Changes nothing and never fails: what is not there is empty.
 echo "due=$(ls /run/sparkstack-due 2>/dev/null | tr '\n' ' ')"
-echo "container=$(systemd-detect-virt --container 2>/dev/null)"
+# systemd itself notes there what it runs in.
+[ -r /run/systemd/container ] && read -r container </run/systemd/container ||
+    container=$(systemd-detect-virt --container 2>/dev/null)
+echo "container=$container"
 echo "swappiness=$(cat /proc/sys/vm/swappiness 2>/dev/null)"
 awk 'NR > 1 {printf "%s ", $1; used += $4 * 1024} END {printf "\nswap_used=%.0f\n", used}' /proc/swaps | sed '1s/^/swaps=/'
 awk '/^MemAvailable/ {printf "memory_available=%.0f\n", $2 * 1024}' /proc/meminfo

@@ -301,7 +301,7 @@ class Site:
         )
         return ManagedFile.text(f"/etc/systemd/system/{UNIT}", text)
 
-    @property
+    @functools.cached_property
     def watchdog_files(self) -> list[ManagedFile]:
         """The watchdog's unit, which is the same in every release, and its limits, which are in none."""
         limits = {name: value for name, value in dict(self.data.watchdog).items() if name != "enabled"}
@@ -340,7 +340,7 @@ class Site:
             self.unit_file.content.decode() + "".join(self.ready_script(rank) for rank in ranks),
         )
 
-    @property
+    @functools.cached_property
     def about(self) -> dict[str, Any]:
         """What a release is (release.json): enough to start it, and to compare it, without its recipe."""
         source = self.recipe.checkpoint.source
@@ -368,7 +368,7 @@ class Site:
             "env": releases.env_marks(self.serve_env) | self._key_mark,
         }
 
-    @property
+    @functools.cached_property
     def release_files(self) -> list[ManagedFile]:
         folder = f"{self.data.config_dir}/releases/{self.release_id}"
         about = json.dumps(self.about, indent=1, sort_keys=True)

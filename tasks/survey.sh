@@ -40,7 +40,9 @@ done
 [ -z "$downloads" ] || echo "downloaded=$(IFS=:; du -scB1 $downloads 2>/dev/null | tail -n 1 | cut -f1)"
 
 # A rank of ours that runs holds the memory, whether or not it is the one with the port.
-! docker ps -q --filter 'name=^sparkstack-serve$' 2>/dev/null | grep -q . || echo "serving=yes"
+# Its unit's word is a tenth of Docker's work; a container may also stand without it.
+if systemctl is-active --quiet sparkstack-serve.service 2>/dev/null ||
+    docker ps -q --filter 'name=^sparkstack-serve$' 2>/dev/null | grep -q .; then echo "serving=yes"; fi
 
 # Whose a listening process is, from the control group that systemd or Docker put it in.
 owner() {
@@ -91,7 +93,8 @@ echo "grub_saved=$(sed -n 's/^saved_entry=//p' /boot/grub/grubenv 2>/dev/null)"
 echo "grub_once=$(sed -n 's/^next_entry=//p' /boot/grub/grubenv 2>/dev/null)"
 
 # A container shares its machine's kernel and has no journal of it.
-container=$(systemd-detect-virt --container 2>/dev/null)
+[ -r /run/systemd/container ] && read -r container </run/systemd/container ||
+    container=$(systemd-detect-virt --container 2>/dev/null)
 [ "$container" = none ] || echo "container=$container"
 # By the maker's number: a port that broke may have lost its driver.
 ports=

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,6 +109,9 @@ def hash_files(paths: Iterable[Path], on_bytes: OnBytes = ignore_bytes) -> dict[
             return unreadable(error)
 
     todo = sorted(paths, key=lambda path: -path.stat().st_size)
+    # Each run asks each host for `verify`, which seldom hashes: this takes a third of its start.
+    from concurrent.futures import ThreadPoolExecutor
+
     pool = ThreadPoolExecutor(min(HASHERS, os.cpu_count() or 1), thread_name_prefix="hash")
     try:
         hashes = list(pool.map(one, todo))

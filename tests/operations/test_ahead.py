@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import subprocess
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from typing import Any
 
 import gevent
 import pytest
-from pyinfra.api import util
 from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.context import ctx_host
 
@@ -277,22 +275,6 @@ def test_a_mistake_is_left_to_its_stage(sites: Sites, monkeypatch: pytest.Monkey
     assert any("daemon.json" in text for text in early)
     assert any(site.image_tag in text for text in late)
     assert not any("sparkstack-serve" in text for text in late)
-
-
-def test_the_order_of_operations_is_what_it_is_with_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pyinfra takes it from the stack."""
-
-    def order() -> list[int]:
-        return util.get_operation_order_from_stack(state)
-
-    state: Any = SimpleNamespace(current_deploy_filename=__file__, current_op_file_number=0)
-    for name in ("stack", "getframeinfo"):
-        monkeypatch.setattr(util, name, getattr(inspect, name))
-    both = []
-    for prepare in (lambda: None, ahead.look_up_no_sources):
-        prepare()
-        both.append(order())
-    assert both[0] == both[1] and len(both[0]) > 1
 
 
 def as_declared(site: Site) -> dict[type, Any]:

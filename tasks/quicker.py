@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import socket
 import sys
+from contextlib import suppress
 from copy import copy
 from types import FrameType
 from typing import Any, NamedTuple
@@ -87,5 +88,8 @@ def _send_at_once(host: Any) -> None:
     until the one before is acknowledged: 40 ms for each command (Nagle's way, and a delayed answer)."""
     client = getattr(host.connector, "client", None)
     transport = client.get_transport() if client is not None else None
-    if transport is not None:
-        transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Behind ProxyCommand or ProxyJump it is no socket; one that is gone says so to the next command.
+    set_option = getattr(getattr(transport, "sock", None), "setsockopt", None)
+    if set_option is not None:
+        with suppress(OSError):
+            set_option(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

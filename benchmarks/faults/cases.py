@@ -193,14 +193,14 @@ LOCKED = "! flock -n /run/sparkstack/run.lock true && cat /run/sparkstack/run.lo
 
 
 def two_deploys(words: Callable[[], list[str]]) -> Case:
-    """A second deploy while a first one is at work: the first brings another release, `words`; the second is
-    refused, and told who is first."""
+    """A second deploy while a first one is at work: the first brings another release, `words`; the second, of
+    the same, is refused, and told who is first."""
 
     def do(cluster: Cluster) -> float:
         first = begin_deploy(*words())
         try:
             wait_for("the first run's lock", 120, lambda: cluster.head.run(f"{LOCKED}; true"))
-            second = ended(begin_deploy("--data", "plan=no"))
+            second = ended(begin_deploy(*words()))
         finally:
             done = ended(first)
         if done.returncode:

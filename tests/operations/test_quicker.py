@@ -7,6 +7,7 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
+import paramiko
 import pytest
 from pyinfra.api import Inventory, util
 from pyinfra.api.host import Host
@@ -80,6 +81,21 @@ def test_small_packets_are_not_held_back() -> None:
         client = SimpleNamespace(get_transport=lambda: transport)
         quicker._send_at_once(SimpleNamespace(connector=SimpleNamespace(client=client)))
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def gone() -> socket.socket:
+    sock = socket.socket()
+    sock.close()
+    return sock
+
+
+@pytest.mark.parametrize(
+    "sock", [paramiko.ProxyCommand("cat"), paramiko.Channel(0), gone()], ids=["command", "jump", "gone"]
+)
+def test_a_connection_through_another_host_and_one_that_is_gone_are_left_alone(sock: Any) -> None:
+    client = SimpleNamespace(get_transport=lambda: SimpleNamespace(sock=sock))
+    quicker._send_at_once(SimpleNamespace(connector=SimpleNamespace(client=client)))
+    sock.close()
 
 
 @pytest.mark.parametrize("client", [None, SimpleNamespace(get_transport=lambda: None)])

@@ -128,8 +128,8 @@ def test_the_second_of_two_deploys_is_judged_by_its_refusal(
     class Standing:
         head = Head()
 
-    runs = {"other": first, "--data": second}
-    monkeypatch.setattr(cases, "begin_deploy", lambda *words: runs[words[0]])
+    runs = iter([first, second])
+    monkeypatch.setattr(cases, "begin_deploy", lambda *words: next(runs))
     monkeypatch.setattr(cases, "ended", lambda run: CompletedProcess([], run[0], run[1]))
     case = cases.two_deploys(lambda: ["other"])
     if said is None:

@@ -21,13 +21,13 @@ from sparkstack.flags import ALIASES, canonical, is_placeholder
 from sparkstack.native import (
     PLUGIN_FEATURES,
     PLUGIN_KNOBS,
-    SECRET_OPTIONS,
     Recipe,
     contradictions,
     missing_pins,
     not_made,
     plugin_switch,
-    secrets_in,
+    secret_options,
+    secrets_at,
 )
 from sparkstack.recipe import FORMATS, NATIVE_VERSION, detect_format, not_a_recipe
 from sparkstack.yamlfile import Document
@@ -105,7 +105,7 @@ def check(path: Path, nodes: int | None = None, overrides: Mapping[str, Any] | N
         if result.launch is not None:
             result.findings += _foreign_pins(result.launch)
     if result.launch is not None:
-        result.findings += _about(result.launch, nodes)
+        result.findings += _about(result.launch, document, nodes)
     result.findings = in_order(result.findings)
     return result
 
@@ -270,13 +270,13 @@ def refusals(path: Path, nodes: int) -> list[Problem]:
     return result
 
 
-def _about(launch: Launch, nodes: int | None) -> list[Finding]:
+def _about(launch: Launch, document: Document, nodes: int | None) -> list[Finding]:
     return [
         *_mistyped(launch),
         *_json_options(launch),
         *_parallel(launch),
         *memory.fits(launch, nodes),
-        *_secrets(launch),
+        *_secrets(launch, document),
         *rules.apply(launch),
     ]
 
@@ -387,30 +387,18 @@ def _parallel(launch: Launch) -> list[Finding]:
     return result
 
 
-def _secrets(launch: Launch) -> list[Finding]:
-    hidden = [] if launch.recipe is None else secrets_in(launch.recipe)
+def _secrets(launch: Launch, document: Document) -> list[Finding]:
+    if launch.format == NATIVE_VERSION and launch.recipe is not None:
+        return [error("secret", document.where(loc), *words) for loc, *words in secrets_at(launch.recipe)]
+    inside = [] if launch.recipe is None else secrets_at(launch.recipe)
     return [
+        *(error("secret", launch.where("env"), *words) for loc, *words in inside if loc[1] != "options"),
         *(
-            error("secret", launch.where("env"), problem.found, problem.wanted, problem.remedy)
-            for problem in hidden
-            if not problem.found.endswith("among the options")
+            error("secret", launch.where(f"options.{name}"), f"{name} among the options",
+                  "no secrets in a recipe", "remove it; arguments can be read by every user of a host")
+            for name in secret_options(launch.options)
         ),
-        *_secret_options(launch),
-    ]
-
-
-def _secret_options(launch: Launch) -> list[Finding]:
-    return [
-        error(
-            "secret",
-            launch.where(f"options.{name}"),
-            f"{name} among the options",
-            "no secrets in a recipe",
-            "remove it; arguments can be read by every user of a host",
-        )
-        for name in SECRET_OPTIONS
-        if launch.options.get(name) is not None
-    ]
+    ]  # fmt: skip
 
 
 def _count(number: int, word: str) -> str:

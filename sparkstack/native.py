@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from sparkstack import engine_command
+from sparkstack import engine_command, secret_words, shell_words
 from sparkstack.errors import Problem
 from sparkstack.expectation import Benchmark, Expect
 from sparkstack.image_source import Build, SourceBuild
@@ -251,41 +251,65 @@ def missing_pins(
 
 
 SECRET_OPTIONS = ("api_key", "hf_token")
-SECRET_FLAGS = ("--api-key", "--hf-token")
 URL_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 SECRET_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+def secret_options(options: dict[str, Any]) -> list[str]:
+    """The options that hold a secret: vLLM's, whatever their value, and any engine's by name."""
+    known = [name for name in SECRET_OPTIONS if options.get(name) is not None]
+    return [*known, *(name for name in secret_words.of_options(options) if name not in known)]
 
 
 def secrets_in(recipe: Recipe) -> list[Problem]:
     """What would put a secret where users of a host, or of the repository, can read it; [] when there is
     nothing. The values are never told."""
-    where, serve = f"recipe {recipe.name}", recipe.serve
+    return [Problem(f"recipe {recipe.name}", *words) for _, *words in secrets_at(recipe)]
+
+
+def secrets_at(recipe: Recipe) -> list[tuple[tuple[str | int, ...], str, str, str]]:
+    """As `secrets_in`: where in the recipe, found, wanted, remedy."""
+    serve, wanted = recipe.serve, "no secrets in a recipe"
     remedy = "remove it; arguments can be read by every user of a host"
     home = "remove it; see api_key_file and hub_token_file of group_data"
-    wanted = "no secrets in a recipe"
-    result = [
-        Problem(where, f"{name} among the options", wanted, remedy)
-        for name in SECRET_OPTIONS
-        if serve.options.get(name) is not None
+    elsewhere = "remove it; name a file that root alone reads: extra_docker_args [--env-file, FILE]"
+    result: list[tuple[tuple[str | int, ...], str, str, str]] = [
+        (("serve", "options", name), f"{name} among the options", wanted, remedy)
+        for name in secret_options(serve.options)
     ]
-    result += [
-        Problem(where, f"env.{name}", wanted, home) for name in SECRET_VARIABLES if serve.env.get(name)
-    ]
-    words = serve.command if isinstance(serve.command, list) else (serve.command or "").split()
-    flags = [word for word in words if word.partition("=")[0] in SECRET_FLAGS]
-    names = [name for name in SECRET_VARIABLES for word in serve.extra_docker_args if f"{name}=" in word]
-    result += [
-        Problem(where, f"{found.partition('=')[0]} in {place}", wanted, home)
-        for place, several in (("serve.command", flags), ("extra_docker_args", names))
-        for found in several
-    ]
+    for name, value in serve.env.items():
+        if value and (name in SECRET_VARIABLES or _is_secret(name, value)):
+            where = ("serve", "env", name)
+            result.append((where, f"env.{name}", wanted, home if name in SECRET_VARIABLES else elsewhere))
+    for place, words in (("command", _command_words(recipe)), ("extra_docker_args", serve.extra_docker_args)):
+        shown = "serve.command" if place == "command" else place
+        for name in secret_words.named(words):
+            ours = name in SECRET_VARIABLES or name.strip("-").replace("-", "_") in SECRET_OPTIONS
+            result.append((("serve", place), f"{name} in {shown}", wanted, home if ours else elsewhere))
     # They are arguments of the build, and stay in the image's history.
     result += [
-        Problem(where, f"a secret in image.build_args.{name}", wanted, "remove it; see docs/recipes.md")
+        (
+            ("image", "build_args", name),
+            f"a secret in image.build_args.{name}",
+            wanted,
+            "remove it; see docs/recipes.md",
+        )
         for name, value in recipe.image.build_args.items()
-        if name in SECRET_VARIABLES or URL_WITH_PASSWORD.search(str(value))
+        if name in SECRET_VARIABLES or _is_secret(name, str(value)) or URL_WITH_PASSWORD.search(str(value))
     ]
     return result
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return secret_words.is_secret(name) and secret_words.is_value(name, value)
+
+
+def _command_words(recipe: Recipe) -> list[str]:
+    command = recipe.serve.command
+    try:
+        return [] if command is None else engine_command.words(command)
+    except shell_words.ShellError:  # told by `contradictions`
+        return str(command).split()
 
 
 def unsupported(recipe: Recipe) -> list[Problem]:

@@ -1,0 +1,144 @@
+"""No secret stands in the words of a recipe, in whatever of the ways in which a program is given one."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkstack import secret_words
+from sparkstack.check import check
+from sparkstack.native import Recipe, secrets_in
+from sparkstack.secret_words import named
+
+VALUES = st.text("abcXYZ0189_.+/=,!@#%^*?~:-", min_size=9, max_size=40).map(lambda text: f"s{text}")
+OPTIONS = st.sampled_from(
+    [
+        *("--api-key", "--api_key", "--admin-api-key", "--apikey", "--apiKey", "--API-KEY", "-api-key"),
+        *("--hf-token", "--token", "--auth-token", "--authToken", "-hft", "--password", "--db.password"),
+        *("--secret", "--client-secret", "--secret-key", "--access-key", "--ssl-keyfile-password"),
+    ]
+)
+VARIABLES = st.sampled_from(
+    [
+        *("WANDB_API_KEY", "HF_TOKEN", "X_TOKEN", "TOKEN", "apikey", "OPENAI_API_KEY", "DB_PASSWORD"),
+        *("AWS_SECRET_ACCESS_KEY", "CLIENT_SECRET", "HUGGING_FACE_HUB_TOKEN", "db_password"),
+    ]
+)
+HARMLESS = st.lists(
+    st.sampled_from(
+        [
+            *("srv", "exec", "--port", "{port}", "--max-token-len", "8", "--tokenizer", "x/y", "-e", "A=/x"),
+            *("--eos-token", "</s>", "--max-batched-tokens", "4096", "--api-key-file", "{api_key_file}"),
+            *("--tokenizer-mode=auto", "--token-ids", "tokenizer.ggml.add_bos_token=bool:false"),
+            *("type=bind,src=/a/token,dst=/run/secret", "--env-file", "/root/key", "--max-token=4096"),
+        ]
+    ),
+    max_size=5,
+)
+
+
+@st.composite
+def hidden(draw: st.DrawFn) -> tuple[list[str], str, str]:
+    """Words with a secret somewhere in them, its name, and its value."""
+    value = draw(VALUES)
+    if draw(st.booleans()):
+        name = draw(OPTIONS)
+        inner = draw(st.sampled_from([[name, value], [f"{name}={value}"]]))
+    else:
+        name = draw(VARIABLES)
+        assigned = f"{name}={value}"
+        ways = [["-e", assigned], ["--env", assigned], [f"--env={assigned}"], [f"-e{assigned}"], [assigned]]
+        inner = draw(st.sampled_from(ways))
+    words = [*draw(HARMLESS), *inner, *draw(HARMLESS)]
+    for _ in range(draw(st.integers(0, 2))):
+        line = draw(st.sampled_from([" ", " \\\n  ", "\n"])).join(map(shlex.quote, words))
+        quoted = draw(st.sampled_from([line, line.replace(shlex.quote(value), f'"{value}"')]))
+        words = ["sh", "-c", quoted, *draw(HARMLESS)]
+    return words, name, value
+
+
+@given(hidden())
+def test_a_secret_is_found_wherever_it_stands(case: tuple[list[str], str, str]) -> None:
+    words, name, value = case
+    found = named(words)
+    assert name in found
+    assert value not in " ".join(found)
+
+
+@given(HARMLESS, st.sampled_from(["", "sh"]))
+def test_what_is_no_secret_passes(words: list[str], shell: str) -> None:
+    # Beside one another two of them may become an option with a value; the last of a list is none.
+    assert named(words if not shell else ["sh", "-c", shlex.join(words)]) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sh", "-c", 'exec srv --api-key "$(cat {api_key_file})" --port {port}'],
+        ["sh", "-c", "exec srv --api-key $(cat {api_key_file})"],
+        ["sh", "-c", "exec srv --api-key=`cat {api_key_file}`; true"],
+        ["sh", "-c", "API_KEY=$(cat {api_key_file}) exec srv; unset API_KEY"],
+        ["sh", "-c", 'export HF_TOKEN="$(cat /run/token)"; exec srv --token "$HF_TOKEN" && x'],
+        ["srv", "--api-key-file", "{api_key_file}", "--api-key", "{api_key_file}", "--token={api_key_file}"],
+        ["-e", "HF_TOKEN", "-e", "A=b", "--env", "WANDB_API_KEY", "--env=HF_TOKEN", "-eX_TOKEN", "srv"],
+        ["--api-key", "--port", "1", "--api-key", "", "--api-key=", "srv"],
+        ["sh", "-c", "srv --password; echo x | srv --token | y --secret & z"],
+        ["--monkey", "x", "--cacheKey", "y", "--keep-secrets-out", "z", "--no-token-check", "1"],
+    ],
+)
+def test_where_a_secret_comes_from_is_none(words: list[str]) -> None:
+    assert named(words) == []
+
+
+def test_a_password_in_a_url() -> None:
+    assert named(["-e", "http_proxy=http://ann:s3cr3t@proxy:3128"]) == ["a URL's password"]
+    assert named(["-e", "http_proxy=http://proxy:3128", "--image", "a.b:5000/x@sha256:0"]) == []
+
+
+@pytest.mark.parametrize(
+    ("serve", "said"),
+    [
+        ({"command": ["sh", "-c", "exec srv --api-key sesame"]}, "--api-key in serve.command|api_key_file"),
+        ({"command": "srv --admin-api-key sesame"}, "--admin-api-key in serve.command|--env-file"),
+        ({"extra_docker_args": ["-e", "A_API_KEY=sesame"]}, "A_API_KEY in extra_docker_args|--env-file"),
+        ({"extra_docker_args": ["-eHF_TOKEN=sesame"]}, "HF_TOKEN in extra_docker_args|hub_token_file"),
+        ({"env": {"WANDB_API_KEY": "sesame"}}, "env.WANDB_API_KEY|--env-file"),
+        ({"options": {"admin_api_key": "sesame"}}, "admin_api_key among the options|"),
+    ],
+)
+def test_check_and_the_run_refuse_it_at_its_line(tmp_path: Path, serve: dict[str, Any], said: str) -> None:
+    serve = {"engine": "command", "command": "srv --host {bind} --port {port}", **serve}
+    about = {
+        "name": "x",
+        "model": "a/b",
+        "checkpoint": {"source": {"repo": "a/b", "revision": "0" * 40}},
+        "image": {"base": f"x@sha256:{'0' * 64}"},
+        "budget": {"memory_gib": 1, "disk_gib": 1},
+        "serve": serve,
+    }
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump(about))
+    found, _, remedy = said.partition("|")
+    [problem] = secrets_in(Recipe.model_validate(about))
+    assert str(problem).startswith(f"recipe x: found {found}; wanted no secrets in a recipe; remove it; ")
+    assert remedy in str(problem) and "sesame" not in str(problem)
+    [finding] = [finding for finding in check(path).findings if finding.code == "secret"]
+    assert finding.problem.found == found and finding.severity == "error"
+    text = path.read_text()
+    keys = ["admin_api_key", "WANDB_API_KEY", "extra_docker_args"]
+    key = next((key for key in keys if f"{key}:" in text), "command")
+    at = 1 + next(n for n, line in enumerate(text.splitlines()) if f"{key}:" in line)
+    assert finding.problem.where == f"{path}:{at}"
+
+
+@given(st.text(max_size=60), st.text(max_size=30))
+def test_any_text_is_read(first: str, second: str) -> None:
+    words = [first.replace("\0", ""), second.replace("\0", "")]
+    for name in secret_words.named(words):
+        assert name == "a URL's password" or secret_words.is_secret(name)

@@ -16,7 +16,13 @@ ENV_FILE, KEY_FILE = "api.env", "api.key"
 """Below the secrets' folder of every host, root's alone: for the container, and for who asks the endpoint."""
 INSIDE = "/run/sparkstack/api.key"
 """The key's file in containers of engines that read one."""
+REMEDY = "make one, say with `openssl rand -hex 24`"
 _KEY = re.compile(r"[\x21-\x7e]{8,512}")
+_MEANS_ELSE = {
+    "#": "a '#' at its beginning, which is a comment in a file of keys (Atlas)",
+    ",": "a ',' in it, which parts several keys (llama.cpp): each part alone would open the endpoint",
+}
+"""Signs that some engine reads as something else than a part of one key."""
 
 
 def read(file: str | None, variable: str | None, environment: Mapping[str, str]) -> str | None:
@@ -52,7 +58,12 @@ def read(file: str | None, variable: str | None, environment: Mapping[str, str])
     if not _KEY.fullmatch(key):
         found = f"{len(key)} characters, or some that are none of ASCII's"
         wanted = "8 to 512 printable characters without blanks"
-        raise SparkstackError(Problem(where, found, wanted, "make one, say with `openssl rand -hex 24`"))
+        raise SparkstackError(Problem(where, found, wanted, REMEDY))
+    for sign, found in _MEANS_ELSE.items():
+        if key.startswith(sign) or (sign == "," and sign in key):
+            # Whatever the engine of this recipe: the next one gets the same key.
+            wanted = "one that is one key to every engine"
+            raise SparkstackError(Problem(where, f"a key with {found}", wanted, REMEDY))
     return key
 
 

@@ -12,7 +12,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sparkstack import conversion, description, memory, rules, schema, vllm_options, yamlfile
+from sparkstack import (
+    command_endpoint,
+    conversion,
+    description,
+    memory,
+    rules,
+    schema,
+    vllm_options,
+    yamlfile,
+)
 from sparkstack.description import PARALLEL_SIZES, Launch
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.expectation import CATEGORIES, QUALITY
@@ -30,6 +39,7 @@ from sparkstack.native import (
     secrets_at,
 )
 from sparkstack.recipe import FORMATS, NATIVE_VERSION, detect_format, not_a_recipe
+from sparkstack.recipe_fields import NOT_HTTP
 from sparkstack.yamlfile import Document
 
 
@@ -160,6 +170,7 @@ def _native(document: Document, findings: list[Finding]) -> Launch | None:
             where = document.where(("expect", "quality", name))
             found, wanted = f"expect.quality.{name} above 1", "a share from 0 to 1"
             findings.append(warning("score", where, found, wanted, "97 of 100 is 0.97"))
+    findings += command_endpoint.findings(recipe, document)
     return description.of_native(recipe, document)
 
 
@@ -274,6 +285,7 @@ def _about(launch: Launch, document: Document, nodes: int | None) -> list[Findin
     return [
         *_mistyped(launch),
         *_json_options(launch),
+        *_not_http(launch),
         *_parallel(launch),
         *memory.fits(launch, nodes),
         *_secrets(launch, document),
@@ -287,6 +299,15 @@ def _mistyped(launch: Launch) -> list[Finding]:
         warning("option", launch.where(f"options.{name}"), f"option {name}", near, f"did you mean {near!r}?")
         for name in launch.options
         if launch.is_vllm and (near := vllm_options.meant(name))
+    ]
+
+
+def _not_http(launch: Launch) -> list[Finding]:
+    """Of the community's recipes: what a native one is told as a contradiction."""
+    return [
+        error("endpoint", launch.where(f"options.{name}"), name, f"it only from {home}", "remove the option")
+        for name, home in NOT_HTTP.items()
+        if launch.format != NATIVE_VERSION and name in launch.options
     ]
 
 

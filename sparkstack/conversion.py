@@ -17,7 +17,7 @@ from sparkstack.description import Launch
 from sparkstack.findings import Finding, error, in_order, unsupported, warning
 from sparkstack.flags import is_placeholder, scalar
 from sparkstack.native_from_launch import native
-from sparkstack.recipe_fields import DERIVED_OPTIONS, SLUG
+from sparkstack.recipe_fields import DERIVED_OPTIONS, NOT_HTTP, SLUG
 from sparkstack.yamlfile import Document
 
 __all__ = ("NO_IMAGE", "Converted", "convert")
@@ -114,7 +114,11 @@ class _Reader:
             revision=of_format(self.recipe, "model_revision"),
             min_nodes=low,
             max_nodes=high,
-            options={name: value for name, value in options.items() if name not in DERIVED_OPTIONS},
+            options={
+                name: value
+                for name, value in options.items()
+                if name not in DERIVED_OPTIONS or name in NOT_HTTP  # which are refused, and not left out
+            },
             env=env,
             command=tuple(word.text for word in command.words),
             metadata=dict(of_format(self.recipe, "metadata", {})),

@@ -11,6 +11,15 @@ from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 from sparkstack.schema import matching, refusal
 from sparkstack.units import parse_size
 
+_PROXY = "a reverse proxy before the endpoint: a run, its watchdog and its status ask by HTTP over TCP"
+NOT_HTTP = dict.fromkeys(
+    (
+        *("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs"),
+        *("ssl_ciphers", "enable_ssl_refresh", "uds"),
+    ),
+    _PROXY,
+)
+"""Options with which an endpoint is no HTTP over TCP, and what is to be done in their place."""
 DERIVED_OPTIONS = {
     "model": "the checkpoint",
     "served_model_name": "served_model_name beside model",
@@ -21,6 +30,7 @@ DERIVED_OPTIONS = {
     "master_addr": "the inventory",
     "master_port": "the inventory",
     "headless": "the inventory",
+    **NOT_HTTP,
 }
 """Options that a recipe must not hold, and what each is worked out from: every value has one home."""
 

@@ -31,6 +31,8 @@ RANK = Path("/run/sparkstack/rank")
 """What the rank's start says of itself: its invocation, and a word (onhost/group.py)."""
 QUERY = "temperature.gpu,power.draw,utilization.gpu,memory.used"
 ANSWER_S = 3.0
+PREFIXES = ("vllm:", "sglang:", "llamacpp:", "atlas_")
+"""How the metrics of the engines begin (sparkstack/engine_metrics.py says which is which)."""
 WORDS = 200  # of an answer that is no success: what stands in the engine's place says why in them
 
 
@@ -111,11 +113,14 @@ def number(text: str) -> float | None:
         return None
 
 
-def get(url: str) -> tuple[int, str]:
+def get(url: str, key: str = "") -> tuple[int, str]:
     """Status and text; status 0 where nobody answers."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url)
+    if key:
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
     try:
-        with opener.open(url, timeout=ANSWER_S) as answer:
+        with opener.open(request, timeout=ANSWER_S) as answer:
             return int(answer.status), answer.read().decode("utf-8", "replace")
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode("utf-8", "replace")
@@ -125,19 +130,31 @@ def get(url: str) -> tuple[int, str]:
         return 0, f"no HTTP ({type(error).__name__})"
 
 
-def reading(url: str) -> dict[str, Any]:
-    """The engine's own metrics at a time (s), without histograms' buckets, which are most of the text."""
+def api_key(config: Path) -> str:
+    """The endpoint's key, "" where it asks for none, or it cannot be read."""
+    try:
+        path = json.loads((config / "current" / "release.json").read_text()).get("api_key_file")
+        return Path(path).read_text().strip() if path else ""
+    except (OSError, ValueError, AttributeError, TypeError):
+        return ""
+
+
+def reading(url: str, key: str = "") -> dict[str, Any]:
+    """The engine's own metrics at a time (s), without histograms' buckets, which are most of the text. The
+    key is shown to an engine that asks for it, and to no other."""
     status, text = get(f"{url}/metrics")
+    if status in (401, 403) and key:
+        status, text = get(f"{url}/metrics", key)
     lines = [line for line in text.splitlines() if not line.startswith("#") and "_bucket{" not in line]
-    kept = [line for line in lines if line.startswith("vllm:")]
+    kept = [line for line in lines if line.startswith(PREFIXES)]
     return {"status": status, "t": time.time(), "text": "\n".join(kept)}
 
 
-def endpoint(url: str, seconds: float) -> dict[str, Any]:
+def endpoint(url: str, seconds: float, key: str = "") -> dict[str, Any]:
     status, text = get(f"{url}/health")
-    first = reading(url)
+    first = reading(url, key)
     time.sleep(seconds if first["status"] == 200 else 0)
-    readings = [first, reading(url)] if first["status"] == 200 else [first]
+    readings = [first, reading(url, key)] if first["status"] == 200 else [first]
     said = "" if status == 200 else reason(text)
     return {"health": status, "said": said, "readings": readings}
 
@@ -157,7 +174,9 @@ def main(config: str, name: str, seconds: str) -> None:
         "endpoint": None,
     }
     if about and about.get("rank") == 0 and about.get("endpoint"):
-        found["endpoint"] = endpoint(str(about["endpoint"]).rstrip("/"), float(seconds))
+        found["endpoint"] = endpoint(
+            str(about["endpoint"]).rstrip("/"), float(seconds), api_key(Path(config))
+        )
     print(json.dumps(found))
 
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-"""The second is its name before vLLM 0.10."""
-GENERATED, PROMPT = "vllm:generation_tokens_total", "vllm:prompt_tokens_total"
-DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-FIRST_TOKEN = "vllm:time_to_first_token_seconds"
+from sparkstack import engine_metrics
+from sparkstack.engine_metrics import Names
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,8 @@ class Figures:
     """None is "not measured": the engine has no such figure, or there is no second reading of it.
 
     Rates are tokens a second; `kv_use` and `acceptance` are parts of 1; `ttft_s` is the mean of the requests
-    that began between the readings.
+    that began between the readings. `engine` is whose names they were under, and `not_told` the figures that
+    this engine has no name for.
     """
 
     generated_tok_s: float | None = None
@@ -41,6 +37,8 @@ class Figures:
     kv_use: float | None = None
     acceptance: float | None = None
     ttft_s: float | None = None
+    engine: str | None = None
+    not_told: list[str] = field(default_factory=list)
 
 
 def read(text: str, at: float) -> Reading:
@@ -57,16 +55,43 @@ def read(text: str, at: float) -> Reading:
 
 def figures(first: Reading | None, last: Reading) -> Figures:
     """What the engine did between two readings, and what it is at in the last one."""
-    kv = next((last.largest[name] for name in KV_USE if name in last.largest), None)
+    names = engine_metrics.of(last.values)
+    if names is None:
+        return Figures()
     return Figures(
-        generated_tok_s=_rate(first, last, GENERATED),
-        prompt_tok_s=_rate(first, last, PROMPT),
-        running=_count(last, RUNNING),
-        waiting=_count(last, WAITING),
-        kv_use=kv,
-        acceptance=_acceptance(first, last),
-        ttft_s=_mean(first, last, FIRST_TOKEN),
+        generated_tok_s=_rate(first, last, _there(last, names.generated))
+        if names.generated
+        else _speed(first, last, names),
+        prompt_tok_s=_rate(first, last, _there(last, names.prompt)),
+        running=_count(last, _there(last, names.running)),
+        waiting=_count(last, _there(last, names.waiting)),
+        kv_use=last.largest.get(_there(last, names.kv_use)),
+        acceptance=_acceptance(first, last, names),
+        ttft_s=_mean(first, last, (*names.first_token, "")[0]),
+        engine=names.engine,
+        not_told=[*names.not_told, *_missing(last, names)],
     )
+
+
+def _missing(last: Reading, names: Names) -> list[str]:
+    """Gauges that other versions of this engine have."""
+    gauges = {"running": names.running, "waiting": names.waiting, "kv_use": names.kv_use}
+    return [figure for figure, several in gauges.items() if several and not _there(last, several)]
+
+
+def _there(last: Reading, names: Sequence[str]) -> str:
+    """The first of the names that the reading has; "" for none."""
+    return next((name for name in names if name in last.values), "")
+
+
+def _speed(first: Reading | None, last: Reading, names: Names) -> float | None:
+    """What the engine says of its speed. It may be of what happened since somebody asked last (llama.cpp), so
+    the first reading counts where the second has none; none in both, while requests run, says nothing."""
+    name = _there(last, names.speed)
+    readings = [last] if first is None else [last, first]
+    said = [reading.values[name] for reading in readings if name in reading.values]
+    speed = next((value for value in said if value > 0), 0.0 if said else None)
+    return None if speed == 0 and _count(last, _there(last, names.running)) else speed
 
 
 def _grown(first: Reading | None, last: Reading, name: str) -> float | None:
@@ -86,11 +111,15 @@ def _count(last: Reading, name: str) -> int | None:
     return round(last.values[name]) if name in last.values else None
 
 
-def _acceptance(first: Reading | None, last: Reading) -> float | None:
-    """Of the tokens drafted between the readings; of all since the engine began where there were none."""
-    drafted, accepted = _grown(first, last, DRAFTED), _grown(first, last, ACCEPTED)
+def _acceptance(first: Reading | None, last: Reading, names: Names) -> float | None:
+    """Of the tokens drafted between the readings; of all since the engine began where there were none. A
+    gauge of the engine's own, 0 where it drafts nothing, is taken where there is one."""
+    if gauge := _there(last, names.acceptance):
+        return last.largest[gauge] or None
+    whole, part = _there(last, names.drafted), _there(last, names.accepted)
+    drafted, accepted = _grown(first, last, whole), _grown(first, last, part)
     if not drafted or accepted is None:
-        drafted, accepted = last.values.get(DRAFTED), last.values.get(ACCEPTED)
+        drafted, accepted = last.values.get(whole), last.values.get(part)
     return accepted / drafted if drafted and accepted is not None else None
 
 

@@ -164,6 +164,7 @@ def _endpoint(url: str, bind: Any, model: Any, found: Mapping[str, Any]) -> dict
         unread, wanted = "/metrics that cannot be read", "Prometheus's text format"
         problem = problem or str(Problem(url, unread, wanted, "check what listens there"))
     about = {"url": url, "bind": bind, "model": model, "answers": health == 200, "problem": problem}
+    about["metrics"] = readings[-1].get("status") if readings else None
     return about | asdict(numbers)
 
 
@@ -207,17 +208,44 @@ def _about(status: Mapping[str, Any]) -> Iterable[str]:
         return
     answers = "answers" if endpoint["answers"] else "does not answer"
     yield f"endpoint: {endpoint['url']} {answers} for {endpoint['model'] or 'an unknown model'}"
-    yield "  " + ", ".join(
-        (
-            f"decode {_figure(endpoint['generated_tok_s'], '.1f', ' tok/s')} now",
-            f"prompt {_figure(endpoint['prompt_tok_s'], '.1f', ' tok/s')}",
-            f"requests {_figure(endpoint['running'], 'd')} running",
-            f"{_figure(endpoint['waiting'], 'd')} waiting",
-            f"KV cache {_figure(endpoint['kv_use'], '.0%')}",
-            f"drafts accepted {_figure(endpoint['acceptance'], '.0%')}",
-            f"first token {_figure(endpoint['ttft_s'], '.3f', ' s')}",
-        )
-    )
+    shown, not_told = [], endpoint["not_told"]
+    for name, words, how, unit in _FIGURES:
+        if name not in not_told:
+            shown.append(words.format(_figure(endpoint[name], how, unit)))
+    if not_told:
+        names = {name: title for name, title in _TITLES.items() if name in not_told}
+        shown.append(f"{endpoint['engine']} does not tell: {', '.join(names.values())}")
+    elif endpoint["answers"] and endpoint["metrics"] != 200:
+        shown.append(f"/metrics: {_METRICS.get(endpoint['metrics'], 'not read')}")
+    elif endpoint["answers"] and endpoint["engine"] is None:
+        shown.append("/metrics: no names that we know")
+    yield "  " + ", ".join(shown)
+
+
+_FIGURES = (
+    ("generated_tok_s", "decode {} now", ".1f", " tok/s"),
+    ("prompt_tok_s", "prompt {}", ".1f", " tok/s"),
+    ("running", "requests {} running", "d", ""),
+    ("waiting", "{} waiting", "d", ""),
+    ("kv_use", "KV cache {}", ".0%", ""),
+    ("acceptance", "drafts accepted {}", ".0%", ""),
+    ("ttft_s", "first token {}", ".3f", " s"),
+)
+_TITLES = {
+    "generated_tok_s": "decode",
+    "prompt_tok_s": "prompt",
+    "running": "running requests",
+    "waiting": "waiting requests",
+    "kv_use": "KV cache",
+    "acceptance": "drafts accepted",
+    "ttft_s": "first token",
+}
+_METRICS = {
+    401: "asks for an API key",
+    403: "asks for an API key",
+    404: "the engine has none, or was started without (SGLang: --enable-metrics, llama.cpp: --metrics)",
+    501: "the engine was started without (llama.cpp: --metrics)",
+}
 
 
 def _rows(status: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -75,11 +75,13 @@ def monitoring(inventory: str, out: Path) -> None:
         why = "; ".join(found["problems"])
         raise SparkstackError(Problem("monitoring", f"no endpoint ({why})", "one", "run deploy.py first"))
     names = [host["host"] for host in found["hosts"]]
+    endpoint = found["endpoint"]
+    engine = endpoint["engine"]
     texts = {
         rendered.SCRAPE: rendered.scrape(
-            found["endpoint"]["url"], found["release"], found["recipe"], names, found["endpoint"]["bind"]
+            endpoint["url"], found["release"], found["recipe"], names, endpoint["bind"], engine
         ),
-        rendered.DASHBOARD: rendered.dashboard(),
+        rendered.DASHBOARD: rendered.dashboard(engine),
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -90,6 +92,8 @@ def monitoring(inventory: str, out: Path) -> None:
             Problem(str(out), (error.strerror or str(error)).lower(), "a folder to write to", "name another")
         ) from None
     click.echo("\n".join(str(out / name) for name in texts))
+    if told := rendered.remark(engine):
+        click.echo(told)
 
 
 def _documents(command: Sequence[str], endless: bool = False) -> Generator[dict[str, Any]]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from lab.light_engine import Counters
 from onhost import group
 from onhost import status as probe
-from sparkstack import metrics, monitoring, serving_status, status_cli
+from sparkstack import engine_metrics, metrics, monitoring, serving_status, status_cli
 from sparkstack.cli import main
 from sparkstack.endpoint import own_url
 from sparkstack.errors import SparkstackError
@@ -433,6 +433,7 @@ def test_the_dashboard_asks_for_what_vllm_says() -> None:
     for name in asked:
         assert re.sub(r"_(total|bucket)$", "", name) in known, name
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    figures = [metrics.GENERATED, metrics.PROMPT, metrics.DRAFTED, metrics.ACCEPTED, metrics.KV_USE[0]]
-    for name in (*figures, metrics.RUNNING, metrics.WAITING, metrics.FIRST_TOKEN):
+    vllm = engine_metrics.VLLM
+    figures = [*vllm.generated, *vllm.prompt, *vllm.drafted, *vllm.accepted, vllm.kv_use[0]]
+    for name in (*figures, *vllm.running, *vllm.waiting, *vllm.first_token):
         assert name.removesuffix("_total") in known, name

@@ -54,10 +54,14 @@ def build(job: Job) -> dict[str, Any]:
     check = plan.data.get("check")
     found = inspect_image(tag)
     profile, version = (check or {}).get("profile"), (check or {}).get("vllm")
-    if found is not None and (check is None or image_check.proved(found, str(profile), version)):
-        return _stands(job, tag, found)
     base = plan.text("base")
     context = None if plan.data.get("context") is None else plan.path("context")
+    if found is not None and (
+        image_check.proved(found, str(profile), version)
+        if check is not None
+        else context is not None or _is_or_gone(base, found["Id"])
+    ):
+        return _stands(job, tag, found)
     if not DIGEST.fullmatch(base):
         raise JobError(f"found the base {base!r}; wanted repository@sha256:DIGEST; correct the recipe")
     if context is not None and not (context / "Dockerfile").is_file():
@@ -264,6 +268,12 @@ def _refusal(status: int, url: str) -> JobError:
 def _is(tag: str, image_id: str) -> bool:
     found = inspect_image(tag)
     return found is not None and found["Id"] == image_id
+
+
+def _is_or_gone(base: str, image_id: str) -> bool:
+    """Is the image the base itself? One that is not here any more cannot be compared."""
+    found = inspect_image(base)
+    return found is None or found["Id"] == image_id
 
 
 def _tag(image: str, tag: str) -> None:

@@ -49,7 +49,9 @@ class Start:
         drop_caches: bool,
         invocation: str,
         say: Callable[[str], None],
+        image_id: str = "",
     ) -> None:
+        self.image_id = image_id  # "": a release of before it was noted
         self.served, self.peers, self.checkpoints = served, peers, checkpoints
         self.drop_caches, self.invocation = drop_caches, invocation
         self._say = say
@@ -173,7 +175,7 @@ class Start:
 
     def _image(self) -> None:
         image = self.served.image
-        done = docker("image", "inspect", "-f", "{{json .Config.Labels}}", image)
+        done = docker("image", "inspect", "-f", "{{.Id}} {{json .Config.Labels}}", image)
         if done.returncode:
             said = " ".join(done.stderr.split())
             if "no such image" in said.lower():
@@ -182,8 +184,14 @@ class Start:
                 f"found Docker not answering for image {image} ({said[-200:]}); wanted what it is; "
                 "see `systemctl status docker`"
             )
+        content, _, labels = done.stdout.partition(" ")
+        if self.image_id and content != self.image_id:
+            raise JobError(
+                f"found image {image} with the id {content}; wanted {self.image_id}, the release's: somebody "
+                "gave its name to another image; run the deploy again"
+            )
         # An image that was taken as it is has no label of ours.
-        label = (json.loads(done.stdout) or {}).get("sparkstack.image")
+        label = (json.loads(labels) or {}).get("sparkstack.image")
         if label and label != image.rpartition(":")[2]:
             raise JobError(f"found image {image} with the content of {label}; wanted its own; deploy again")
 
@@ -272,6 +280,14 @@ class Start:
         return False
 
 
+def image_id(config_dir: Path) -> str:
+    """The id that the release's image had when it was deployed; "" where that was not noted."""
+    try:
+        return (config_dir / "current" / "image-id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
 def available_gib(meminfo: str) -> float:
     """MemAvailable of /proc/meminfo in GiB."""
     for line in meminfo.splitlines():
@@ -303,6 +319,7 @@ def main(config_dir: Path, state_dir: Path, drop_caches: bool) -> int:
         drop_caches=drop_caches,
         invocation=os.environ.get("INVOCATION_ID", "by-hand"),
         say=say,
+        image_id=image_id(config_dir),
     )
     try:
         start.run()

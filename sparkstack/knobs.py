@@ -9,13 +9,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from sparkstack.distribution import Distribution
+from sparkstack.endpoint import no_bind
 from sparkstack.errors import Problem
 from sparkstack.links import LinkWanted
 from sparkstack.schema import Strict, matching, refusal
@@ -81,9 +81,11 @@ def shown_url(url: str) -> str:
 def _bind(text: str) -> str:
     if text != "management":
         try:
-            ip_address(text)
+            wanted = no_bind(text)
         except ValueError:
             raise refusal("an IP address, or 'management' for the head's own") from None
+        if wanted is not None:
+            raise refusal(wanted, "say where the endpoint listens by an address that others can write")
     return text
 
 

@@ -16,6 +16,7 @@ from pyinfra import inventory
 
 from sparkstack import nccl, recipe, topology
 from sparkstack.check import refusals
+from sparkstack.endpoint import no_bind
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.fabric import FabricPlan
 from sparkstack.stages import select
@@ -48,13 +49,13 @@ def _is_ip(text: str) -> bool:
 def _check_bind(head: Any, data: Any) -> None:
     """A host's own name is 127.0.1.1 to itself on Ubuntu: an endpoint bound to it would be nobody else's."""
     address = management_address(head)
-    if data.serve_bind != "management" or _is_ip(address):
+    if data.serve_bind != "management" or (_is_ip(address) and no_bind(address) is None):
         return
     raise SparkstackError(
         Problem(
             head.name,
             f"management address {address!r}",
-            "an IP address, for the endpoint listens on it",
+            (_is_ip(address) and no_bind(address)) or "an IP address, for the endpoint listens on it",
             "set `address` in the inventory, or serve_bind to an address",
         )
     )

@@ -25,7 +25,13 @@ def asks(site: Site) -> list[Ask]:
     """The facts that the stage's operations ask of a host that is as declared."""
     tag = {"tag": site.image_tag}
     check: list[Ask] = [(ImageCheck, tag)] if site.is_head and site.has_plugin else []
-    return [(ImageId, tag), *check, *share.asks(site)]
+    base: list[Ask] = [(ImageId, {"tag": site.image_base})] if site.is_head and _is_base(site) else []
+    return [(ImageId, tag), *base, *check, *share.asks(site)]
+
+
+def _is_base(site: Site) -> bool:
+    """Is the image the base itself, with nothing built on it and nothing proved?"""
+    return not site.has_plugin and not site.dockerfiles
 
 
 @operation()
@@ -33,7 +39,8 @@ def built(site: Site) -> Commands:
     """Pull the base by digest, build the image on the head and prove it, as a job that a later run can join.
 
     No-op when the tag exists (the tag is the hash of base, plugin, Dockerfile and arguments) and carries the
-    result of a passed check. An image of another engine than vLLM gets no plugin, and nothing proves it.
+    result of a passed check. An image of another engine than vLLM gets no plugin, and nothing proves it; one
+    that is its base is compared with that.
     """
     if not site.is_head:
         return
@@ -41,11 +48,15 @@ def built(site: Site) -> Commands:
     if found == "":
         yield fail(SILENT.format(host.name))
         return
-    if found and (not site.has_plugin or _proved(host.get_fact(ImageCheck, tag=site.image_tag), site)):
+    base = host.get_fact(ImageId, tag=site.image_base) if _is_base(site) else None
+    if found and base and base != found:
+        drift.differs(f"image {site.image_tag}", found, f"{base}, its base's")
+    elif found and (not site.has_plugin or _proved(host.get_fact(ImageCheck, tag=site.image_tag), site)):
         host.noop(f"{site.image_tag} is built")
         return
-    wanted = "built and proved" if site.has_plugin else "built"
-    drift.differs(f"image {site.image_tag}", "not proved" if found else "absent", wanted)
+    else:
+        wanted = "built and proved" if site.has_plugin else "built"
+        drift.differs(f"image {site.image_tag}", "not proved" if found else "absent", wanted)
     if host.get_fact(ImageId, tag=site.image_base) is None:
         yield StringCommand(undo.did("image", site.image_base))
     check = {"profile": site.data.accelerator, "vllm": _version(site)}
@@ -134,6 +145,35 @@ def recorded(site: Site) -> Commands:
     yield StringCommand(
         f"docker image inspect --format {label} {shlex.quote(site.image_tag)} > {quoted}.new"
         f" && mv -T {quoted}.new {quoted}"
+    )
+
+
+def id_path(site: Site) -> str:
+    return f"{site.data.config_dir}/releases/{site.release_id}/image-id"
+
+
+@operation()
+def identified(site: Site) -> Commands:
+    """Keep the id that the image has on this host as `image-id` in its folder of the release, for starts to
+    compare; and of releases that are kept and have the same image.
+
+    No-op when it is the one that stands there. The release's id holds what the image is made of, and an image
+    that is made anew of that has another id.
+    """
+    path, found = id_path(site), host.get_fact(ImageId, tag=site.image_tag)
+    kept = (host.get_fact(Text, path=path) or "").strip()
+    if kept and (kept == found or found == ""):
+        host.noop(f"{path} is the image's")
+        return
+    drift.differs(path, kept or "absent", found or "the image's id")
+    quoted, wish = shlex.quote(path), shlex.quote("{{.Id}}")
+    others = f"{shlex.quote(f'{site.data.config_dir}/releases')}/*/image-id"
+    same = shlex.quote(f'"image": "{site.image_tag}"')
+    yield StringCommand(
+        f"docker image inspect --format {wish} {shlex.quote(site.image_tag)} > {quoted}.new"
+        f" && mv -T {quoted}.new {quoted} && for f in {others}; do "
+        f'if grep -qsF {same} "${{f%/*}}/release.json" && ! cmp -s {quoted} "$f"; then '
+        f'cp {quoted} "$f.new" && mv -T "$f.new" "$f" || exit 1; fi; done'
     )
 
 

@@ -14,7 +14,7 @@ from sparkstack.errors import Problem, SparkstackError
 from sparkstack.releases import OnHost
 from tasks import activation, drift, image, report, watchdog
 from tasks.activation import CONTAINER, NotReady, Releases, Stuck, Target
-from tasks.facts import Ask, Completes, FileStates, Json, ServeState, Text
+from tasks.facts import Ask, Completes, FileStates, ImageId, Json, ServeState, Text
 from tasks.files import Commands
 from tasks.machine import MachineState
 from tasks.operations import managed_files
@@ -53,6 +53,8 @@ def asks(site: Site) -> list[Ask]:
     return [
         *((FileStates, {"paths": [file.path for file in files]}) for files in written),
         (Text, {"path": image.record_path(site)}),
+        (ImageId, {"tag": site.image_tag}),
+        (Text, {"path": image.id_path(site)}),
         (MachineState, watchdog.UNITS),
         *([(Releases, config_dir)] if site.is_head else []),
         (ServeState, config_dir),
@@ -275,6 +277,7 @@ def deploy_serve(site: Site) -> None:
     api_key_known(name="API key is known to root", site=site)
     managed_files(name="release files", files=site.release_files)
     image.recorded(name="image's check is in the release", site=site)
+    image.identified(name="image's id is in the release", site=site)
     managed_files(name="unit file", files=[site.unit_file])
     unit_known(name="systemd knows the unit")
     managed_files(name="watchdog's files", files=watchdog.files(site))

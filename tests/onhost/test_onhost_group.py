@@ -322,6 +322,9 @@ class Played(Peers):
         self.restarted.append(rank)
 
 
+IMAGE_ID = "sha256:" + 64 * "0"
+
+
 class Host:
     """What a start asks of this host."""
 
@@ -347,7 +350,8 @@ class Host:
         return answers.pop(0) if len(answers) > 1 else answers[0]  # type: ignore[return-value]
 
     def inspect(self, *words: str) -> Any:
-        return self.docker["image"][0]
+        done = self.docker["image"][0]
+        return CompletedProcess([], done.returncode, f"{IMAGE_ID} {done.stdout}", done.stderr)  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -429,6 +433,29 @@ def test_ranks_that_cannot_be_asked_are_said_not_to_be(host: Host) -> None:
     )
 
 
+@pytest.mark.parametrize("labels", ["null\n", '{"sparkstack.image": "RELEASE"}\n'])
+@pytest.mark.parametrize(("kept", "good"), [(IMAGE_ID, True), (f"sha256:{64 * '1'}", False), ("", True)])
+def test_an_image_that_got_another_s_name(
+    host: Host, tmp_path: Path, labels: str, kept: str, good: bool
+) -> None:
+    """By its id, for one that was taken as it is has no label of ours; a release of before has no id."""
+    host.docker["image"] = [CompletedProcess([], 0, labels.replace("RELEASE", RELEASE), "")]
+    (tmp_path / "current").mkdir()
+    if kept:
+        (tmp_path / "current" / "image-id").write_text(f"{kept}\n")
+    made = start(host, Peers(Path("/nowhere")), world=1)
+    made.image_id = prestart.image_id(tmp_path)
+    if good:
+        made.run()
+        return
+    with pytest.raises(JobError) as caught:
+        made.run()
+    assert str(caught.value) == (
+        f"found image sparkstack/vllm:{RELEASE} with the id {IMAGE_ID}; wanted {kept}, the release's: "
+        "somebody gave its name to another image; run the deploy again"
+    )
+
+
 @pytest.mark.parametrize("labels", ["null\n", "{}\n", '{"other": "x"}\n'])
 def test_an_image_of_others_has_no_label_of_ours(host: Host, labels: str) -> None:
     host.docker["image"] = [CompletedProcess([], 0, labels, "")]
@@ -455,7 +482,7 @@ def test_after_a_long_wait_the_host_is_looked_at_again(
     def inspect(*words: str) -> CompletedProcess[str]:
         looks.append(time.monotonic())
         text = images.pop(0)
-        return CompletedProcess([], 0 if text else 1, text, "No such image")
+        return CompletedProcess([], 0 if text else 1, f"{IMAGE_ID} {text}", "No such image")
 
     monkeypatch.setattr(prestart, "docker", inspect)
     other = state(members={1: "hh"}, members_release=RELEASE) if rank else state()

@@ -20,7 +20,7 @@ from tiny_registry import image_blobs, registry
 
 from onhost import docker_cli, image, pull
 from onhost.docker_cli import check_tag, inspect_image
-from onhost.plan import JobError
+from onhost.plan import JobError, Plan
 
 
 def docker(*arguments: str, data: bytes | None = None) -> str:
@@ -196,6 +196,26 @@ def test_pull_only_takes_the_base_as_it_is(
     monkeypatch.setattr(image, "pull", lambda job, base, mirrors: made)
     result = host.run(host.write_plan("image", tag=tag, base=BASE, context=None))
     assert result["value"]["image_id"] == base["Id"]
+
+
+@pytest.mark.parametrize(("base", "again"), [("sha256:b", True), ("sha256:t", False), (None, False)])
+def test_a_base_s_name_on_another_image_is_put_back(
+    monkeypatch: pytest.MonkeyPatch, base: str | None, again: bool
+) -> None:
+    """What is its base and is proved by nothing is that base; one that was removed cannot be compared."""
+    name, ids = f"x@sha256:{64 * '1'}", {"sparkstack/command:1": "sha256:t"}
+    if base is not None:
+        ids[name] = base
+    plan = Plan({"tag": "sparkstack/command:1", "base": name, "context": None})
+    job: Any = SimpleNamespace(plan=plan, progress=SimpleNamespace(stage=lambda *_, **__: None))
+
+    def inspected(tag: str) -> dict[str, Any] | None:
+        return {"Id": ids[tag], "Size": 1} if tag in ids else None
+
+    monkeypatch.setattr(image, "inspect_image", inspected)
+    monkeypatch.setattr(image, "pull", lambda job, base, mirrors: base)
+    monkeypatch.setattr(image, "_tag", lambda one, tag: ids.update({tag: ids[one]}))
+    assert image.build(job)["image_id"] == ("sha256:b" if again else "sha256:t")
 
 
 def test_buildkit_gets_the_file_with_cache_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

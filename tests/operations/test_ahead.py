@@ -299,6 +299,7 @@ def as_declared(site: Site) -> dict[type, Any]:
         f"{prefix}/env/.sparkstack-onhost": "0123456789ab",
         f"{prefix}/vllm/.sparkstack": build,
         image.record_path(site): "{}",
+        image.id_path(site): "sha256:1\n",
     }
     settings = docker_settings.wanted(data, False)
     port = {"carrier": True, "speed_mbps": 200_000, "mtu": 9000, "changes": 2}

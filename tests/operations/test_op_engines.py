@@ -47,6 +47,19 @@ def test_an_image_without_our_plugin_is_built_and_not_proved(light: Site) -> Non
     assert light.host.noops == [f"{light.image_tag} is built"]
 
 
+def test_an_image_that_is_its_base_is_compared_with_it(light: Site) -> None:
+    """`docker tag other sparkstack/command:ID` is mended: the tag is all that says which image it is."""
+    pulled = light.recipe.image.model_copy(update={"build": "pull", "build_args": {}})
+    site = replace(light, recipe=light.recipe.model_copy(update={"image": pulled}))
+    assert site.dockerfiles == {}
+    mine, base = {"tag": site.image_tag}, {"tag": site.image_base}
+    assert image.asks(site)[:2] == [(ImageId, mine), (ImageId, base)]
+    for base_id, changes in (("sha256:0a", False), (None, False), ("", False), ("sha256:0b", True)):
+        ids = {site.image_tag: "sha256:0a", site.image_base: base_id}
+        site.host.facts = {ImageId: lambda tag, ids=ids: ids[tag]}
+        assert bool(commands_of(image.built, site.host, site)) is changes
+
+
 def test_the_release_says_that_nothing_looked_into_the_image(light: Site) -> None:
     light.host.facts = {Text: None}
     (command,) = commands_of(image.recorded, light.host, light)

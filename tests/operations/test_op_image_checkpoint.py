@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,43 @@ def test_the_release_keeps_the_images_check(sites: Sites) -> None:
     assert line.startswith("docker image inspect --format ") and f"mv -T {path}.new {path}" in line
     site.host.facts = {Text: "{}\n"}
     assert commands_of(image.recorded, site.host, site) == []
+
+
+def test_the_release_keeps_the_images_id(sites: Sites) -> None:
+    (site,) = sites(1)
+    path = f"/etc/sparkstack/releases/{site.release_id}/image-id"
+    for kept in (None, "sha256:0b\n"):
+        site.host.facts = {Text: kept, ImageId: "sha256:0a"}
+        (line,) = shell_lines(commands_of(image.identified, site.host, site))
+        assert line.startswith("docker image inspect --format '{{.Id}}' ")
+        assert f"mv -T {path}.new {path}" in line
+    for found in ("sha256:0b", ""):  # a daemon that is silent says nothing against it
+        site.host.facts = {Text: "sha256:0b\n", ImageId: found}
+        assert commands_of(image.identified, site.host, site) == []
+
+
+def test_an_id_reaches_the_kept_releases_of_the_same_image(
+    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would not start otherwise, when somebody goes back to one."""
+    (site,) = sites(1, config_dir=str(tmp_path))
+    site.host.facts = {Text: None, ImageId: "sha256:0a"}
+    (line,) = shell_lines(commands_of(image.identified, site.host, site))
+    folder = tmp_path / "releases"
+    tags = {site.release_id: site.image_tag, "same": site.image_tag, "other": "sparkstack/x:1"}
+    for name, tag in tags.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "release.json").write_text(json.dumps({"image": tag}, indent=1))
+        (folder / name / "image-id").write_text("sha256:old\n")
+    (folder / "older").mkdir()  # of before ids were kept: it stays so
+    (folder / "older" / "release.json").write_text(json.dumps({"image": site.image_tag}, indent=1))
+    (tmp_path / "docker").write_text("#!/bin/sh\necho sha256:new\n")
+    (tmp_path / "docker").chmod(0o755)
+    subprocess.run(["sh", "-c", line], check=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    kept = {path.parent.name: path.read_text() for path in folder.glob("*/image-id")}
+    new, old = "sha256:new\n", "sha256:old\n"
+    assert kept == {site.release_id: new, "same": new, "other": old}
+    assert not list(folder.glob("*/*.new"))
 
 
 def test_a_silent_daemon_is_no_missing_image(sites: Sites) -> None:

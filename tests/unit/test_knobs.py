@@ -106,6 +106,10 @@ WRONG: list[tuple[str, Any, str]] = [
     ),
     ("serve_bind", "0.0.0", "found serve_bind = '0.0.0' (text); wanted an IP address, or 'management' for"),
     ("serve_bind", "managment", "found serve_bind = 'managment' (text); wanted an IP address, or"),
+    ("serve_bind", "::ffff:0.0.0.0", "found serve_bind = '::ffff:0.0.0.0' (text); wanted 0.0.0.0, which"),
+    ("serve_bind", "fe80::1%eth0", "found serve_bind = 'fe80::1%eth0' (text); wanted an address that is"),
+    ("serve_bind", "fe80::1", "found serve_bind = 'fe80::1' (text); wanted an address that is more than one"),
+    ("serve_bind", "fd00::1%2", "found serve_bind = 'fd00::1%2' (text); wanted an address that is more than"),
     ("serve_bind", "127.0.0.1:8000", "found serve_bind = '127.0.0.1:8000' (text); wanted an IP address, or"),
     (
         "management_interface",

@@ -398,6 +398,8 @@ UNREACHED = [
         ("0.0.0.0", "spark-1.example", "spark-1.example:8000", []),
         ("::", "192.0.2.1", "192.0.2.1:8000", []),
         ("::", "fd00::1", "[fd00::1]:8000", []),
+        ("::ffff:0.0.0.0", "192.0.2.1", "192.0.2.1:8000", []),
+        ("::ffff:127.0.0.1", "192.0.2.1", "[::ffff:127.0.0.1]:8000", [ALONE]),
         ("0:0::0", "fd00::1", "[fd00::1]:8000", []),
         # All interfaces, and none that is known: this machine itself, a tunnel, IPv6 where it listens on IPv4.
         ("0.0.0.0", "127.0.0.1", "127.0.0.1:8000", [UNREACHED[0], UNREACHED[1].format("127.0.0.1")]),

@@ -17,12 +17,13 @@ from sparkstack import (
     conversion,
     description,
     memory,
+    parallel_sizes,
     rules,
     schema,
     vllm_options,
     yamlfile,
 )
-from sparkstack.description import PARALLEL_SIZES, Launch
+from sparkstack.description import Launch
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.expectation import CATEGORIES, QUALITY
 from sparkstack.findings import Finding, error, in_order, unsupported, warning
@@ -285,6 +286,7 @@ def _about(launch: Launch, document: Document, nodes: int | None) -> list[Findin
     return [
         *_mistyped(launch),
         *_json_options(launch),
+        *_json_lists(launch),
         *_not_http(launch),
         *_parallel(launch),
         *memory.fits(launch, nodes),
@@ -350,9 +352,35 @@ def _json_items(launch: Launch, name: str, values: list[Any]) -> list[Finding]:
     return result
 
 
+def _json_lists(launch: Launch) -> list[Finding]:
+    """Options of vLLM that take a JSON list of texts, as a list or as text."""
+    result = []
+    for name in [name for name in launch.options if name in vllm_options.JSON_LISTS and launch.is_vllm]:
+        value = launch.options[name]
+        if value is None or (isinstance(value, str) and is_placeholder(value)) or _texts(value):
+            continue
+        if launch.command and isinstance(value, str) and value.startswith("{"):
+            continue  # told where the command was read
+        problem = _not_json(value, False) if isinstance(value, str) else _shown(value)
+        if problem is None and not _texts(json.loads(value)):
+            problem = _shown(value)
+        if problem is not None:
+            where, remedy = launch.where(f"options.{name}"), "write a list, or one line of JSON"
+            result.append(error("json", where, f"{name} = {problem}", "a JSON list of texts", remedy))
+    return result
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "…"
+
+
 def _not_json(value: Any, an_object: bool) -> str | None:
     """What a value is, where it is no JSON (object); None where it is."""
-    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "…"
+    shown = _shown(value)
     if not isinstance(value, str):
         return shown
     try:
@@ -369,7 +397,7 @@ def _no_constant(name: str) -> None:
 def _sizes(launch: Launch) -> list[Finding]:
     """Parallel sizes that are no counts: they would be taken for 1."""
     result = []
-    for name in PARALLEL_SIZES:
+    for name in parallel_sizes.SIZES:
         value = launch.options.get(name)
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
             continue
@@ -394,7 +422,7 @@ def _parallel(launch: Launch) -> list[Finding]:
     if launch.options.get("tensor_parallel_size") is not None and fixed:
         product = size * others
         if product < low or (high is not None and product > high):
-            found = f"a recipe for {product} GPUs (tensor × pipeline × data parallel size) on {limits}"
+            found = f"a recipe for {product} GPUs ({parallel_sizes.ALL_NAME}) on {limits}"
             remedy = "correct the size, or min_nodes and max_nodes"
             result.append(error("parallel", where, found, "one GPU a host", remedy))
         elif not low == high == product:
@@ -402,9 +430,18 @@ def _parallel(launch: Launch) -> list[Finding]:
             remedy = "leave it out: it follows from the inventory"
             result.append(warning("parallel", where, found, f"exactly {_count(product, 'host')}", remedy))
     elif others > 1 and low % others and high == low:
-        where = launch.where("options.pipeline_parallel_size")
-        found = f"pipeline × data parallel size {others} on {limits}"
+        where = launch.where(f"options.{parallel_sizes.said(launch.options)}")
+        found = f"{parallel_sizes.OTHERS_NAME} {others} on {limits}"
         result.append(error("parallel", where, found, f"a multiple of {others} hosts", "correct one"))
+    if launch.recipe is None or launch.recipe.serve.engine != "vllm" or any(one.refused for one in result):
+        return result
+    # What a run gets: of a community recipe Ray and the open size are left out.
+    options, world = launch.recipe.serve.options, low if high == low else max(low, 2)
+    told = parallel_sizes.backends(options, launch.env, world)
+    if high == low:
+        told += parallel_sizes.decode_context(options, launch.metadata, world)
+    for name, *words in told:
+        result.append(error("parallel", launch.where(f"options.{name}"), *words))
     return result
 
 

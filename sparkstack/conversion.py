@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sparkstack import parallel_sizes
 from sparkstack.community import NO_IMAGE, Community, of_format, unknown_keys, validated
 from sparkstack.community_command import LaunchCommand
 from sparkstack.community_unsupported import unsupported_parts
@@ -205,9 +206,7 @@ def _only(options: Mapping[str, Any], low: int, high: int | None) -> tuple[int, 
     size = options.get("tensor_parallel_size")
     if not isinstance(size, int) or size < 1:
         return low, high
-    for name in ("pipeline_parallel_size", "data_parallel_size"):
-        other = options.get(name)
-        size *= other if isinstance(other, int) and other > 0 else 1
+    size *= parallel_sizes.others(options)
     return (size, size) if low <= size <= (high or size) else (low, high)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkstack import parallel_sizes
 from sparkstack.flags import scalar
 from sparkstack.native import Recipe
 from sparkstack.yamlfile import Document
@@ -16,7 +17,6 @@ VLLM_KINDS = ("vllm", "vllm-distributed", "vllm-ray", "eugr-vllm")
 """Runtimes that are vLLM: ours, and those that sparkrun tells apart. We start all of them in one way."""
 UNIFIED_MEMORY_GB = 128
 """Of one Spark, shared by CPU and GPU."""
-PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 """vLLM's own default."""
 # GDN (gated delta net) layers beside full attention: Qwen3-Next and everything of Qwen from 3.5 on.
@@ -60,13 +60,12 @@ class Launch:
 
     def size(self, option: str) -> int:
         """A parallel size, 1 when it is not said."""
-        value = self.options.get(option)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
+        return parallel_sizes.size(self.options, option)
 
     @property
     def other_parallel(self) -> int:
         """The product of the parallel sizes beside tensor parallel."""
-        return self.size("pipeline_parallel_size") * self.size("data_parallel_size")
+        return parallel_sizes.others(self.options)
 
     @property
     def is_vllm(self) -> bool:

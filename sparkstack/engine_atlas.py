@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkstack import launch
+from sparkstack import option_words
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.launch import Rank
 from sparkstack.native import Recipe
@@ -54,7 +54,7 @@ def argv(recipe: Recipe, rank: Rank, *, model_path: str, bind: str, port: int) -
         problems.append(Problem(where, found, f"{rank.world}, one a host", "remove ep_size and tp_size"))
     if problems:
         raise SparkstackError(problems)
-    # Atlas has no flags that deny: what is false is left out.
-    given = {name: value for name, value in options.items() if value is not None}
-    kept = {name: value for name, value in (derived | given).items() if value is not False}
-    return ["serve", *launch.flag_words(kept)]
+    # A size of null is one that is not said; of anything else null is nothing.
+    sizes_of_ours = {name for name in ("ep_size", "tp_size") if options.get(name) is None}
+    given = {name: value for name, value in options.items() if name not in sizes_of_ours}
+    return ["serve", *option_words.words(derived | given)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkstack import engine_atlas, engine_cache, engine_command, engine_ray, launch
+from sparkstack import engine_atlas, engine_cache, engine_command, engine_ray, launch, option_words
 from sparkstack.api_key import INSIDE
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.launch import Accelerator, Rank
@@ -85,7 +85,7 @@ def command_argv(
         "host_address": rank.host_address,
         "master_port": rank.master_port,
     }
-    return [*engine_command.filled(command, values), *launch.flag_words(recipe.serve.options)]
+    return [*engine_command.filled(command, values), *option_words.words(recipe.serve.options)]
 
 
 def reads_key_file(engine: str) -> bool:

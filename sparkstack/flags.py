@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkstack.shell_words import Word
+from sparkstack.vllm_options import REPEATED
 
 ALIASES = {
     "tp": "tensor_parallel_size",
@@ -18,13 +19,28 @@ ALIASES = {
     "sc": "speculative_config",
     "q": "quantization",
     "O": "optimization_level",
+    "ac": "attention_config",
+    "asc": "api_server_count",
+    "dc": "diffusion_config",
+    "dcp": "decode_context_parallel_size",
+    "dpa": "data_parallel_address",
+    "dpb": "data_parallel_backend",
+    "dpe": "data_parallel_external_lb",
+    "dph": "data_parallel_hybrid_lb",
+    "dpl": "data_parallel_size_local",
+    "dpm": "data_parallel_multi_port_external_lb",
+    "dpn": "data_parallel_rank",
+    "dpp": "data_parallel_rpc_port",
+    "dpr": "data_parallel_start_rank",
+    "ep": "enable_expert_parallel",
+    "n": "nnodes",
+    "pcp": "prefill_context_parallel_size",
+    "r": "node_rank",
     "tensor_parallel": "tensor_parallel_size",
     "pipeline_parallel": "pipeline_parallel_size",
     "data_parallel": "data_parallel_size",
 }
 """Other spellings: vLLM's short flags, and the keys that recipes have in `defaults`."""
-REPEATABLE = frozenset({"middleware"})
-"""Options that collect what they are given; all others take the last."""
 SEVERAL = frozenset({"cudagraph_capture_sizes", "cuda_graph_sizes"})
 """Options of several values; `defaults` hold those as one text, "1 2 4 8"."""
 
@@ -157,21 +173,25 @@ def _add(
     key = ".".join((name, *path))
     if more:
         value = [item for text, _ in values for item in text.split(",")]
-    if key in spelled and name not in REPEATABLE and not more:
+    if key in spelled and name not in REPEATED and not more:
         first, before = spelled[key]
         flags.twice.append(Twice(first, spelling, flags.lines[key], line, before == value))
     spelled.setdefault(key, (spelling, value))
     flags.lines.setdefault(name, line)
     flags.lines.setdefault(key, line)
-    if name in REPEATABLE and name in flags.options:
+    if name in REPEATED and name in flags.options:
         there = flags.options[name]
-        flags.options[name] = [*(there if isinstance(there, list) else [there]), value]
+        flags.options[name] = [*_listed(there), *_listed(value)]
     elif path:
         _put(flags.options, (name, *path), value, more)
     elif isinstance(value, dict) and isinstance(flags.options.get(name), dict):
         flags.options[name] = flags.options[name] | value
     else:
         flags.options[name] = value
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _put(options: dict[str, Any], path: tuple[str, ...], value: Any, more: bool) -> None:

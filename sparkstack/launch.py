@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sparkstack import engine_cache
+from sparkstack import engine_cache, option_words, parallel_sizes
 from sparkstack.errors import Problem, SparkstackError
 from sparkstack.image_source import ENCODER_BACKEND
 from sparkstack.recipe import Recipe
-from sparkstack.recipe_fields import DERIVED_OPTIONS, argument_name
+from sparkstack.recipe_fields import DERIVED_OPTIONS
 
 Accelerator = Literal["gpu", "cpu"]
 
@@ -86,14 +85,16 @@ def serve_argv(
         derived |= {"host": bind, "port": port}
         if "shutdown_timeout" not in options and _drains(recipe, rank.world):
             derived["shutdown_timeout"] = DRAIN_SECONDS
-    if recipe.image.build == "source" and accelerator == "gpu":
-        derived["mm_encoder_attn_backend"] = ENCODER_BACKEND  # an option of the recipe wins
-    if options.get("tensor_parallel_size") is None:
-        derived |= _parallel(recipe, rank.world, problems)
-    elif accelerator == "gpu":
-        _check_parallel(recipe, rank.world, problems)
+    if recipe.image.build == "source" and accelerator == "gpu" and "mm_encoder_attn_backend" not in options:
+        derived["mm_encoder_attn_backend"] = ENCODER_BACKEND
+    derived |= parallel_sizes.derived(options, recipe.metadata, rank.world)
+    told = parallel_sizes.backends(options, recipe.serve.env, rank.world)
+    if accelerator == "gpu" or options.get("tensor_parallel_size") is None:
+        told += parallel_sizes.mistakes(options, recipe.metadata, rank.world)
+    problems += [Problem(f"recipe {recipe.name}", *words) for _, *words in told]
     if over_ray(recipe, rank.world):
-        pass  # Ray knows the hosts; `sparkstack.engine_ray` tells it
+        # Ray knows the hosts; `sparkstack.engine_ray` tells it.
+        derived |= parallel_sizes.over_ray_options(options, rank.head_address)
     elif rank.world > 1:
         derived |= {
             "nnodes": rank.world,
@@ -103,7 +104,7 @@ def serve_argv(
         }
         if rank.rank > 0:
             derived["headless"] = True
-        if _size(recipe, "data_parallel_size") > 1:
+        if parallel_sizes.size(options, "data_parallel_size") > 1:
             # Which replica a host holds follows from its rank; where they meet is said, for a vLLM that
             # does not take the master's address for it.
             derived["data_parallel_address"] = rank.head_address
@@ -130,91 +131,13 @@ def _drains(recipe: Recipe, world: int) -> bool:
 
 
 def over_ray(recipe: Recipe, world: int) -> bool:
-    """Do the hosts meet over Ray? Only where the recipe says so; a single host needs nobody to meet."""
-    return world > 1 and recipe.serve.options.get("distributed_executor_backend") == "ray"
-
-
-def _size(recipe: Recipe, name: str) -> int:
-    value = recipe.serve.options.get(name)
-    return value if isinstance(value, int) and value > 0 else 1
-
-
-def _sizes(recipe: Recipe) -> tuple[int, int]:
-    """Tensor parallel size (1 when not said), and the product of the other parallel sizes."""
-    others = _size(recipe, "pipeline_parallel_size") * _size(recipe, "data_parallel_size")
-    return _size(recipe, "tensor_parallel_size"), others
-
-
-def _parallel(recipe: Recipe, world: int, problems: list[Problem]) -> dict[str, int]:
-    """Tensor parallel size: the hosts that the other sizes leave. Where the model's heads do not divide by
-    that and the recipe says nothing of pipeline parallel, what the heads leave is that."""
-    _, others = _sizes(recipe)
-    if world % others:
-        found = f"pipeline × data parallel size {others} on {world} hosts"
-        problems.append(
-            Problem(f"recipe {recipe.name}", found, f"a divisor of {world}", "correct serve.options")
-        )
-    left = max(world // others, 1)
-    if recipe.serve.options.get("pipeline_parallel_size") is not None:
-        return {"tensor_parallel_size": left}
-    tensor = max(size for size in range(1, left + 1) if left % size == 0 and _heads_divide(recipe, size))
-    pipeline = {} if tensor == left else {"pipeline_parallel_size": left // tensor}
-    return {"tensor_parallel_size": tensor, **pipeline}
-
-
-def _heads_divide(recipe: Recipe, size: int) -> bool:
-    """Can so many ranks share the model's heads? Where `metadata` does not say how many there are: the heads
-    of most models divide by 2, 4 and 8, and of few by 3. KV heads may also be repeated, each on as many ranks
-    as the others."""
-    heads, kv_heads = (recipe.metadata.get(name) for name in ("num_attention_heads", "num_kv_heads"))
-    if isinstance(heads, int) and not isinstance(heads, bool) and heads > 0:
-        divide = heads % size == 0
-    else:
-        divide = size & (size - 1) == 0
-    if not divide:
-        return False
-    return not (type(kv_heads) is int and kv_heads > 0 and kv_heads % size and size % kv_heads)
-
-
-def _check_parallel(recipe: Recipe, world: int, problems: list[Problem]) -> None:
-    tensor, others = _sizes(recipe)
-    if tensor * others != world:
-        found = f"serve.options for {tensor * others} GPUs (tensor × pipeline × data parallel size)"
-        wanted = f"{world}, one a host"
-        problems.append(Problem(f"recipe {recipe.name}", found, wanted, "remove tensor_parallel_size"))
+    """Do the hosts meet over Ray?"""
+    return parallel_sizes.over_ray(recipe.serve.options, world)
 
 
 def words_of(model: str, options: Mapping[str, Any]) -> list[str]:
     """`vllm serve MODEL …` with nothing but these options."""
-    return ["vllm", "serve", model, *flag_words(options)]
-
-
-def flag_words(options: Mapping[str, Any]) -> list[str]:
-    """Options as flags: the one rule by which data becomes words, for every engine.
-
-    true is the bare flag, false its denial (`--no-…`), null nothing; a list is several words, an object JSON.
-    """
-    given = (item for item in options.items() if item[1] is not None)
-    return [word for name, value in given for word in _words(name, value)]
-
-
-def _words(name: str, value: Any) -> list[str]:
-    flag = argument_name(name)
-    if value is True:
-        return [flag]
-    if value is False:
-        return ["--no-" + flag.removeprefix("--")]
-    if isinstance(value, list):
-        return [flag, *map(_text, value)]
-    text = _text(value)
-    # The parser would take a value that starts with a dash for the next option.
-    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    return str(value)
+    return ["vllm", "serve", model, *option_words.vllm_words(options)]
 
 
 def docker_argv(

@@ -55,6 +55,8 @@ def native(
     options = dict(launch.options)
     if options.get("distributed_executor_backend") == "ray":
         del options["distributed_executor_backend"]
+    if options.get("data_parallel_backend") == "ray":
+        del options["data_parallel_backend"]
     if open_size:
         options.pop("tensor_parallel_size", None)
     engine = "atlas" if launch.runtime == "atlas" else "vllm"

@@ -92,7 +92,7 @@ _NEGATIVE = re.compile(r"-(\d+|\d*\.\d+)")
 
 
 def _option(value: Any) -> Any:
-    """What becomes words by the one rule (`sparkstack.launch.flag_words`), and nothing else."""
+    """What becomes words by the one rule (`sparkstack.option_words`), and nothing else."""
     if isinstance(value, list):
         if not value:
             remedy = "leave the option out for none"

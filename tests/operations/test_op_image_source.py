@@ -158,3 +158,5 @@ def test_encoders_use_torchs_attention_where_vllm_is_built_here(sites: Sites) ->
     own = from_source(sites)
     own.recipe.serve.options["mm_encoder_attn_backend"] = "FLASH_ATTN"
     assert ENCODER_BACKEND not in " ".join(argv(own))
+    own.recipe.serve.options["mm_encoder_attn_backend"] = None  # null is nothing, of ours, too
+    assert "mm-encoder" not in " ".join(argv(own))

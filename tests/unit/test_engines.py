@@ -104,9 +104,14 @@ def test_a_list_is_words_as_they_are() -> None:
 
 
 def test_options_follow_the_command_by_the_one_rule() -> None:
-    options = {"ctx_size": 4096, "mmap": False, "jinja": True, "x": None, "config": {"a": "b c"}}
+    # An engine of which we know nothing may have no flag that denies; one that has is told by that flag's name.
+    options = {"ctx_size": 4096, "disable_radix_cache": False, "jinja": True, "x": None, "config": {"a": "b c"}}
+    options |= {"no_mmap": True, "allowed_origins": ["a", "b"]}
     words = started(recipe(engine="command", command="srv", options=options))
-    assert shlex.join(words) == """srv --ctx-size 4096 --no-mmap --jinja --config '{"a":"b c"}'"""
+    assert shlex.join(words) == (
+        """srv --ctx-size 4096 --jinja --config '{"a":"b c"}' """
+        "--no-mmap --allowed-origins a b"
+    )
 
 
 @pytest.mark.parametrize(
@@ -272,6 +277,33 @@ def test_ray_is_begun_in_the_containers_where_a_recipe_says_so() -> None:
     assert engines.env(recipe(options=RAY), 1) == engine_cache.KERNELS
 
 
+def test_replicas_over_ray_are_one_a_host() -> None:
+    """Without the words for it vLLM would begin all of them on the head."""
+    head = shlex.join(started(recipe(options=RAY | {"data_parallel_size": 2}), 0, 2))
+    assert (
+        "--tensor-parallel-size 1 --data-parallel-backend ray --data-parallel-size-local 1 "
+        "--data-parallel-address 10.0.0.1 --distributed-executor-backend ray --data-parallel-size 2"
+    ) in head
+    assert "--nnodes" not in head
+    span = recipe(options=RAY | {"data_parallel_size": 2}, env={"VLLM_RAY_DP_PACK_STRATEGY": "span"})
+    assert "--data-parallel-backend ray" in shlex.join(started(span, 0, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "world", "line"),
+    [
+        (RAY | {"data_parallel_size": 2}, 4, "found data_parallel_size 2 over Ray with 2 hosts a replica; "),
+        (RAY | {"data_parallel_size": 2, "data_parallel_backend": "mp"}, 2, "found data_parallel_backend 'mp' "),
+        ({"data_parallel_size": 2, "data_parallel_backend": "ray"}, 2, "found data_parallel_backend ray on 2 "),
+    ],
+)
+def test_what_ray_and_data_parallel_cannot_do_together(options: dict[str, Any], world: int, line: str) -> None:
+    with pytest.raises(SparkstackError) as caught:
+        started(recipe(options=options), 0, world)
+    [told] = caught.value.lines
+    assert told.startswith(f"recipe x: {line}")
+
+
 def test_models_compiled_with_other_features_are_kept_apart() -> None:
     def folder(**env: str) -> str | None:
         return engines.env(recipe(env=env), 1).get("VLLM_CACHE_ROOT")
@@ -322,6 +354,9 @@ def test_atlas_on_one_and_on_two_hosts() -> None:
         "--master-addr 10.0.0.1 --master-port 25123 --ep-size 2"
     )
     assert engines.env(two, 2)["ATLAS_SKIP_OOM_PREFLIGHT"] == "1" and engines.env(two, 1) == {}
+    none = recipe(engine="atlas", options={"oom_guard_mb": None, "ep_size": None})
+    assert "--oom-guard-mb" not in started(none, 0, 1)
+    assert started(none, 0, 2)[-2:] == ["--ep-size", "2"]  # a size that is not said
     mine = recipe(engine="atlas", env={"NCCL_ALGO": "Tree"})
     assert engines.env(mine, 2)["NCCL_ALGO"] == "Tree"
 

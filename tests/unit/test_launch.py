@@ -117,7 +117,14 @@ def test_the_served_name_is_the_recipe_s() -> None:
             {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
             ["--speculative-config", '{"method":"mtp","num_speculative_tokens":2}'],
         ),
-        ({"middleware": ["a", {"b": 1}]}, ["--middleware", "a", '{"b":1}']),
+        ({"lora_modules": ["a=/b", {"name": "c"}]}, ["--lora-modules", "a=/b", '{"name":"c"}']),
+        ({"middleware": ["a.B", "c.D"]}, ["--middleware", "a.B", "--middleware", "c.D"]),
+        ({"middleware": "a.B"}, ["--middleware", "a.B"]),
+        ({"allowed_origins": ["http://ui", "*"]}, ["--allowed-origins", '["http://ui","*"]']),
+        ({"allowed_methods": '["GET"]'}, ["--allowed-methods", '["GET"]']),
+        ({"device_ids": [0, 1]}, ["--device-ids", "0,1"]),
+        ({"disable_log_stats": False}, []),
+        ({"disable_log_stats": True}, ["--disable-log-stats"]),
         ({"seed": -1}, ["--seed=-1"]),
         ({"chat_template": "--x"}, ["--chat-template=--x"]),
     ],
@@ -165,12 +172,41 @@ def test_parallel_sizes() -> None:
 
 def test_parallel_sizes_that_do_not_fit_the_hosts() -> None:
     assert problems({"pipeline_parallel_size": 3}, world=4) == [
-        "recipe tiny: found pipeline × data parallel size 3 on 4 hosts; wanted a divisor of 4; "
-        "correct serve.options"
+        "recipe tiny: found pipeline × prefill context × data parallel size 3 on 4 hosts; "
+        "wanted a divisor of 4; correct serve.options"
     ]
     assert problems({"tensor_parallel_size": 4}, world=2) == [
-        "recipe tiny: found serve.options for 4 GPUs (tensor × pipeline × data parallel size); "
+        "recipe tiny: found serve.options for 4 GPUs "
+        "(tensor × pipeline × prefill context × data parallel size); "
         "wanted 2, one a host; remove tensor_parallel_size"
+    ]
+
+
+def test_context_parallel_sizes() -> None:
+    """Prefill context parallel takes GPUs of its own, decode context parallel those of tensor parallel."""
+
+    def tensor(*args: Any, **more: Any) -> str:
+        words = argv(*args, **more)
+        return words[words.index("--tensor-parallel-size") + 1]
+
+    prefill, decode = "prefill_context_parallel_size", "decode_context_parallel_size"
+    assert tensor({prefill: 2}, world=2) == "1"
+    assert tensor({prefill: 2}, world=4) == "2"
+    assert tensor({prefill: 2, "tensor_parallel_size": 2}, world=4) == "2"
+    assert tensor({decode: 2}, world=2) == "2"
+    assert tensor({prefill: 2, decode: 2}, world=2) == "1"
+    assert problems({prefill: 3}, world=4) == [
+        "recipe tiny: found pipeline × prefill context × data parallel size 3 on 4 hosts; "
+        "wanted a divisor of 4; correct serve.options"
+    ]
+    assert problems({prefill: 2, "tensor_parallel_size": 2}, world=2) == [
+        "recipe tiny: found serve.options for 4 GPUs "
+        "(tensor × pipeline × prefill context × data parallel size); "
+        "wanted 2, one a host; remove tensor_parallel_size"
+    ]
+    assert problems({decode: 2, "pipeline_parallel_size": 2}, world=2) == [
+        "recipe tiny: found decode_context_parallel_size 2 with tensor parallel size 1; "
+        "wanted a divisor of 1; it shares the GPUs of tensor parallel; correct it"
     ]
 
 

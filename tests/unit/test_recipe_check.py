@@ -13,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from sparkstack import hosts, rules
+from sparkstack import hosts, parallel_sizes, rules, vllm_options
 from sparkstack.check import check, refusals
 from sparkstack.cli import main
 from sparkstack.native import PLUGIN_FEATURES, PLUGIN_KNOBS, Recipe, missing_pins, pins_missing, unsupported
@@ -238,14 +238,14 @@ BROKEN: list[tuple[str, str, list[str]]] = [
         "tp literal",
         V2 + "max_nodes: 2\ncommand: vllm serve {model} -tp 4\n",
         [
-            "r.yaml:5: error: found a recipe for 4 GPUs (tensor × pipeline × data parallel size) on 1 to 2 hosts; wanted one GPU a host; correct the size, or min_nodes and max_nodes",
+            "r.yaml:5: error: found a recipe for 4 GPUs (tensor × pipeline × prefill context × data parallel size) on 1 to 2 hosts; wanted one GPU a host; correct the size, or min_nodes and max_nodes",
         ],
     ),
     (
         "pp",
         V2 + "min_nodes: 3\nmax_nodes: 3\ndefaults: {pipeline_parallel: 2}\n",
         [
-            "r.yaml:6: error: found pipeline × data parallel size 2 on 3 hosts; wanted a multiple of 2 hosts; correct one",
+            "r.yaml:6: error: found pipeline × prefill context × data parallel size 2 on 3 hosts; wanted a multiple of 2 hosts; correct one",
         ],
     ),
     (
@@ -379,7 +379,7 @@ BROKEN: list[tuple[str, str, list[str]]] = [
         + "serve:\n  options: {tensor_parallel_size: 2, kv_cache_dtype: turboquant_k8v4, speculative_config: {method: mtp}}\nmax_nodes: 1\nmetadata: {model_vram: 300, hybrid: true}\n",
         [
             "r.yaml:6: error: found budget.memory_gib = '1'; wanted a valid number; write it without quotes",
-            "r.yaml:8: error: found a recipe for 2 GPUs (tensor × pipeline × data parallel size) on 1 host; wanted one GPU a host; correct the size, or min_nodes and max_nodes",
+            "r.yaml:8: error: found a recipe for 2 GPUs (tensor × pipeline × prefill context × data parallel size) on 1 host; wanted one GPU a host; correct the size, or min_nodes and max_nodes",
             "r.yaml:8: error: found turboquant_k8v4 together with MTP on a hybrid model; wanted one of the two; remove speculative_config or the KV preset (the output degenerates without any error; source: vllm#53180 (open, seen in 0.27.1))",
             "r.yaml:10: error: found 300.0 GB of weights on 1 host; wanted at most 115.2 GB (128 GB × 1 × 0.9); 3 hosts could hold it; raise max_nodes, or take a smaller model",
         ],
@@ -462,12 +462,96 @@ def test_more_mistakes(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
+@pytest.mark.parametrize("name", parallel_sizes.SIZES)
 @pytest.mark.parametrize("value", ["four", "0", "-1", "'2'", "true", "2.0"])
 def test_a_parallel_size_is_a_count(tmp_path: Path, name: str, value: str) -> None:
     shown = repr(yaml.safe_load(value))
     assert said(tmp_path, NATIVE + f"serve:\n  options: {{{name}: {value}}}\n") == [
         f"r.yaml:8: error: found {name} {shown}; wanted a number from 1; correct it"
+    ]
+
+
+SIZES = "pipeline × prefill context × data parallel size"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "told"),
+    [
+        ("2", "prefill_context_parallel_size: 2", None),
+        ("2", "decode_context_parallel_size: 2", None),
+        ("3", "prefill_context_parallel_size: 2", f"{SIZES} 2 on 3 hosts; wanted a multiple of 2 hosts; correct one"),
+        (
+            "2",
+            "tensor_parallel_size: 2, prefill_context_parallel_size: 2",
+            f"a recipe for 4 GPUs (tensor × {SIZES}) on 2 hosts; wanted one GPU a host; "
+            "correct the size, or min_nodes and max_nodes",
+        ),
+        (
+            "2",
+            "pipeline_parallel_size: 2, decode_context_parallel_size: 2",
+            "decode_context_parallel_size 2 with tensor parallel size 1; wanted a divisor of 1; "
+            "it shares the GPUs of tensor parallel; correct it",
+        ),
+        ("2", "data_parallel_size: 2, distributed_executor_backend: ray", None),
+        ("2", "data_parallel_size: 2, distributed_executor_backend: ray, data_parallel_backend: ray", None),
+        (
+            "2",
+            "data_parallel_size: 2, distributed_executor_backend: ray, data_parallel_backend: mp",
+            "data_parallel_backend 'mp' over Ray; wanted ray; "
+            "remove it: it follows from distributed_executor_backend",
+        ),
+        (
+            "2",
+            "data_parallel_size: 2, data_parallel_backend: ray",
+            "data_parallel_backend ray on 2 hosts without Ray; "
+            "wanted mp, or distributed_executor_backend: ray beside it; correct one of the two",
+        ),
+        (
+            "4",
+            "data_parallel_size: 2, distributed_executor_backend: ray",
+            "data_parallel_size 2 over Ray with 2 hosts a replica; wanted replicas of one host; "
+            "remove distributed_executor_backend, or set VLLM_RAY_DP_PACK_STRATEGY: span in serve.env",
+        ),
+    ],
+)
+def test_parallel_sizes_and_what_carries_them(
+    tmp_path: Path, hosts: str, options: str, told: str | None
+) -> None:
+    text = NATIVE + f"serve:\n  options: {{{options}}}\nmin_nodes: {hosts}\nmax_nodes: {hosts}\n"
+    lines = [line for line in said(tmp_path, text) if "error" in line]
+    assert lines == ([] if told is None else [f"r.yaml:8: error: found {told}"])
+
+
+@pytest.mark.parametrize("name", sorted(vllm_options.JSON_LISTS))
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("[a, b]", None),
+        ("'[\"a\"]'", None),
+        ("'[]'", None),
+        ("null", None),
+        ("a", "'a' (expecting value: line 1 column 1 (char 0))"),
+        ("'[a]'", "'[a]' (expecting value: line 1 column 2 (char 1))"),
+        ("'\"a\"'", "'\"a\"'"),
+        ("[1]", "[1]"),
+        ("'[1]'", "'[1]'"),
+        ("{a: 1}", "{'a': 1}"),
+        ("true", "True"),
+    ],
+)
+def test_a_list_that_vllm_takes_as_json(tmp_path: Path, name: str, value: str, shown: str | None) -> None:
+    lines = said(tmp_path, NATIVE + f"serve:\n  options: {{{name}: {value}}}\n")
+    wanted = "wanted a JSON list of texts; write a list, or one line of JSON"
+    assert lines == ([] if shown is None else [f"r.yaml:8: error: found {name} = {shown}; {wanted}"])
+    # Another engine's option of this name is its own affair.
+    other = "serve:\n  engine: command\n  command: x\n"
+    assert said(tmp_path, NATIVE + f"{other}  options: {{{name}: {value}}}\n") == []
+
+
+def test_a_list_in_a_command_whose_quotes_a_shell_drops(tmp_path: Path) -> None:
+    assert said(tmp_path, V2 + """command: 'vllm serve {model} --allowed-origins ["*"]'\n""") == [
+        "r.yaml:4: error: found allowed_origins = '[*]' (expecting value: line 1 column 2 (char 1)); "
+        "wanted a JSON list of texts; write a list, or one line of JSON"
     ]
 
 

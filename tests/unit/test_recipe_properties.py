@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkstack import conversion, flags, launch, placeholders, shell_words, yamlfile
+from sparkstack import conversion, flags, launch, placeholders, shell_words, vllm_options, yamlfile
 from sparkstack.check import check
 from sparkstack.community import ExecutorConfig, RecipeV1, RecipeV2
 from sparkstack.native import Recipe
@@ -24,7 +25,8 @@ NAMES = st.from_regex(r"[a-z][a-z0-9]{0,6}(_[a-z0-9]{1,5}){0,2}", fullmatch=True
     lambda name: (
         name not in DERIVED_OPTIONS
         and name not in flags.ALIASES
-        and name not in flags.SEVERAL | flags.REPEATABLE
+        and name not in flags.SEVERAL | vllm_options.REPEATED | vllm_options.SWITCHES
+        and name not in vllm_options.JSON_LISTS | vllm_options.COMMA_LISTS
         and not name.startswith("no_")
         and name not in ("api_key", "hf_token", "ep_size")
     )
@@ -154,6 +156,85 @@ def test_a_command_says_what_its_options_said(options: dict[str, Any], version: 
     assert found.launch.options == options
     assert found.launch.recipe is not None
     assert found.launch.recipe.serve.options == options
+
+
+def parser_of_vllm() -> argparse.ArgumentParser:
+    """Its lists, declared as vLLM declares them (see `sparkstack.vllm_options`)."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--middleware", action="append", default=[])
+    for name in ("origins", "methods", "headers"):
+        parser.add_argument(f"--allowed-{name}", type=json.loads)
+    parser.add_argument("--lora-modules", nargs="+")
+    parser.add_argument("--cudagraph-capture-sizes", nargs="+", type=int)
+    parser.add_argument("--device-ids", type=lambda text: text.split(","))
+    parser.add_argument("--enable-lora", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--disable-log-stats", action="store_true")
+    return parser
+
+
+PLAIN = st.from_regex(r"[a-z][a-zA-Z0-9_.:/=*]{0,6}", fullmatch=True)
+LISTS = {
+    "middleware": st.lists(PLAIN, min_size=1, max_size=3),
+    "allowed_origins": st.lists(TEXTS.filter(survives), min_size=1, max_size=3),
+    "allowed_methods": st.lists(TEXTS.filter(survives), min_size=1, max_size=3),
+    "allowed_headers": st.lists(TEXTS.filter(survives), min_size=1, max_size=3),
+    "lora_modules": st.lists(PLAIN, min_size=1, max_size=3),
+    "cudagraph_capture_sizes": st.lists(st.integers(1, 512), min_size=1, max_size=3),
+    "device_ids": st.lists(st.sampled_from("0123"), min_size=1, max_size=2),
+    "enable_lora": st.booleans(),
+    "disable_log_stats": st.booleans(),
+}
+
+
+@given(st.fixed_dictionaries({}, optional=LISTS))
+def test_vllm_gets_the_lists_that_a_recipe_has(options: dict[str, Any]) -> None:
+    Recipe.model_validate({**BASES["3"], "serve": {"options": options}})
+    got = vars(parser_of_vllm().parse_args(launch.words_of("m", options)[3:]))
+    assert {name: got[name] for name in options} == options
+    assert all(not value for name, value in got.items() if name not in options)
+
+
+@given(
+    st.fixed_dictionaries({}, optional=LISTS).filter(braceless), st.sampled_from(["1", "2"]), st.booleans()
+)
+def test_a_command_s_lists_reach_vllm_as_its_author_wrote_them(
+    options: dict[str, Any], version: str, equals: bool
+) -> None:
+    """Community command → options → words: vLLM reads the same from the author's words and from ours."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if name == "middleware":
+            words += [word for item in value for word in ([f"{flag}={item}"] if equals else [flag, item])]
+        elif name.startswith("allowed_"):
+            words += [f"{flag}={json.dumps(value)}"] if equals else [flag, json.dumps(value)]
+        elif name == "device_ids":
+            words += [flag, ",".join(value)]
+        elif isinstance(value, list):
+            words += [flag, *map(str, value)]
+        elif value or name == "enable_lora":
+            words += [flag if value else "--no-enable-lora"]
+    command = shlex.join(["vllm", "serve", "a/b", *words])
+    value = {"recipe_version": version, "name": "x", "model": "a/b", "container": "c", "command": command}
+    found = read(value, version)
+    assert found.launch is not None and found.launch.recipe is not None and not told(found), told(found)
+    ours = launch.words_of("m", found.launch.recipe.serve.options)[3:]
+    assert parser_of_vllm().parse_args(ours) == parser_of_vllm().parse_args(words)
+
+
+def test_short_flags_are_vllm_s_long_ones_and_ray_is_left_out() -> None:
+    command = "vllm serve a/b -dp 2 -dpb ray -dpl 1 -ep -pcp 2 -dcp 2 -asc 2 -n 2 -r 0 -ac.backend FLASHINFER"
+    found = read({"model": "a/b", "container": "c", "command": command}, "2")
+    assert found.launch is not None and found.launch.recipe is not None
+    assert found.launch.recipe.serve.options == {
+        "data_parallel_size": 2,
+        "data_parallel_size_local": 1,
+        "enable_expert_parallel": True,
+        "prefill_context_parallel_size": 2,
+        "decode_context_parallel_size": 2,
+        "api_server_count": 2,
+        "attention_config": {"backend": "FLASHINFER"},
+    }
 
 
 @given(OBJECTS)

@@ -28,19 +28,22 @@ _NAMES = """
     mm_processor_kwargs model_impl model_loader_extra_config moe_backend multi_step
     num_gpu_blocks_override optimization_level otlp_traces_endpoint override_generation_config
     pipeline_parallel_size pooler_config prefill_context_parallel_size prefix_caching_hash_algo
-    quantization reasoning_config reasoning_parser response_role revision root_path rope_scaling rope_theta runner
-    safetensors_load_strategy scheduler_cls scheduling_policy seed served_model_name skip_mm_profiling
-    skip_tokenizer_init speculative_config stream_interval structured_outputs_config swap_space
-    tensor_parallel_size tokenizer tokenizer_mode tokenizer_revision tool_call_parser tool_parser_plugin
-    trust_remote_code trust_request_chat_template use_tqdm_on_load uvicorn_log_level worker_cls
-    worker_extension_cls
+    quantization reasoning_config reasoning_parser response_role revision root_path rope_scaling
+    rope_theta runner safetensors_load_strategy scheduler_cls scheduling_policy seed served_model_name
+    skip_mm_profiling skip_tokenizer_init speculative_config stream_interval structured_outputs_config
+    swap_space tensor_parallel_size tokenizer tokenizer_mode tokenizer_revision tool_call_parser
+    tool_parser_plugin trust_remote_code trust_request_chat_template use_tqdm_on_load uvicorn_log_level
+    worker_cls worker_extension_cls
 """
 KNOWN = frozenset(_NAMES.split())
 _OBJECTS = """
-    additional_config attention_config compilation_config default_chat_template_kwargs ec_transfer_config
-    eplb_config hf_overrides kernel_config kv_events_config kv_transfer_config limit_mm_per_prompt
-    media_io_kwargs mm_processor_kwargs model_loader_extra_config override_generation_config pooler_config
-    profiler_config reasoning_config rope_scaling speculative_config structured_outputs_config
+    additional_config attention_config aux_output_config compilation_config custom_histogram_buckets
+    default_chat_template_kwargs default_mm_loras diffusion_config ec_manager_config ec_transfer_config
+    engram_config eplb_config fault_tolerance_config hf_overrides ir_op_priority kernel_config
+    kv_events_config kv_transfer_config limit_mm_per_prompt logging_config media_io_kwargs
+    mm_processor_kwargs model_class_overrides model_loader_extra_config override_generation_config
+    pooler_config profiler_config quantization_config reasoning_config rope_scaling speculative_config
+    structured_outputs_config watermark_config weight_transfer_config
 """
 JSON_OBJECTS = frozenset(_OBJECTS.split())
 """Options whose value is a JSON object, as keys of the recipe or as text."""
@@ -48,7 +51,7 @@ _SWITCHES = "aggregate_engine_logging data_parallel_multi_port_external_lb disab
 SWITCHES = frozenset(_SWITCHES.split())
 """Flags that only switch on (store_true). Every other flag of true and false has a `--no-…` beside it."""
 # How lists are written: vllm/entrypoints/openai/cli_args.py (in newer ones entrypoints/launchers/cli_args.py)
-# and vllm/engine/arg_utils.py, alike in 0.32.0 and in commits from 0.10 on up to the main branch after it.
+# and vllm/engine/arg_utils.py; tests/vllm/test_options.py asks vLLM's own parser.
 REPEATED = frozenset({"middleware"})
 """Lists whose flag is given again for each item (action append); of all others the last one counts."""
 JSON_LISTS = frozenset({"allowed_headers", "allowed_methods", "allowed_origins"})

@@ -544,7 +544,7 @@ def test_a_list_that_vllm_takes_as_json(tmp_path: Path, name: str, value: str, s
     wanted = "wanted a JSON list of texts; write a list, or one line of JSON"
     assert lines == ([] if shown is None else [f"r.yaml:8: error: found {name} = {shown}; {wanted}"])
     # Another engine's option of this name is its own affair.
-    other = "serve:\n  engine: command\n  command: x\n"
+    other = "serve:\n  engine: command\n  command: x {bind} {port}\n"
     assert said(tmp_path, NATIVE + f"{other}  options: {{{name}: {value}}}\n") == []
 
 

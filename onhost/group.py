@@ -91,7 +91,7 @@ def read_release(config_dir: Path) -> Served:
             str(about["checkpoint"]),
             float(about.get("memory_gib") or 0),
             None if key is None else Path(str(key)),
-            ("--scheduling-policy", "priority") in itertools.pairwise(argv),
+            takes_priority(argv),
             tuple(argv),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -99,6 +99,17 @@ def read_release(config_dir: Path) -> Served:
             f"found no readable {path} ({type(error).__name__}); wanted the release that serves; "
             "run the deploy again"
         ) from None
+
+
+def takes_priority(argv: Sequence[str]) -> bool:
+    """Does vLLM's command say that requests are served by priority? As its parser reads it: `--name value` or
+    `--name=value`, with dashes or underscores, the last one counts."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    said = [value for name, value in itertools.pairwise(words) if _POLICY.fullmatch(name)]
+    return bool(said) and said[-1] == "priority"
+
+
+_POLICY = re.compile("--scheduling[-_]policy")
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,9 @@ def probe(served: Served, timeout: float, replica: int | None = None) -> Seen:
         in_work = False
         try:
             answer = client.post(f"{url}/v1/completions", json=body)
+            if answer.status_code == 400 and body.pop("priority", None) is not None:
+                # An engine that serves in turn after all refuses a priority.
+                answer = client.post(f"{url}/v1/completions", json=body)
             outcome, said = _read(answer)
         except httpx.TimeoutException as error:
             outcome, said = Outcome.NONE, f"no answer in {timeout:.0f} s"

@@ -25,6 +25,8 @@ DRAIN_SECONDS = 25
 cuts them off."""
 DRAINS_FROM = (0, 18)
 """The first vLLM that knows it."""
+PRIORITY_FROM = (0, 13)
+"""The first vLLM that takes requests by priority without ending at one with `n` above 1 (vllm#29764)."""
 MASTER_PORT, MASTER_PORTS = 25000, 5000
 """Where the ranks meet on the head's address: one of so many ports from this one on (below those that the
 kernel gives away by itself)."""
@@ -84,8 +86,11 @@ def serve_argv(
     derived: dict[str, Any] = {"served_model_name": recipe.served_name}
     if rank.rank == 0:
         derived |= {"host": bind, "port": port}
-        if "shutdown_timeout" not in options and _drains(recipe, rank.world):
+        if "shutdown_timeout" not in options and _has(recipe, rank.world, DRAINS_FROM):
             derived["shutdown_timeout"] = DRAIN_SECONDS
+    # On every rank: each data parallel replica has a scheduler of its own.
+    if "scheduling_policy" not in options and _has(recipe, rank.world, PRIORITY_FROM):
+        derived["scheduling_policy"] = "priority"  # so that the watchdog's token comes after users' requests
     if recipe.image.build == "source" and accelerator == "gpu":
         derived["mm_encoder_attn_backend"] = ENCODER_BACKEND  # an option of the recipe wins
     if options.get("tensor_parallel_size") is None:
@@ -117,8 +122,8 @@ def serve_argv(
     return words_of(model_path, derived | given)
 
 
-def _drains(recipe: Recipe, world: int) -> bool:
-    """Does the image's vLLM know `--shutdown-timeout`? One that does not would end at once for it.
+def _has(recipe: Recipe, world: int, first: tuple[int, int]) -> bool:
+    """Is the image's vLLM `first` or newer? An older one would end at once for a flag that it does not know.
 
     Where neither the recipe nor the tag of vLLM's own image says the version, an image that needs Ray is an
     older one, and any other one knows it.
@@ -126,7 +131,7 @@ def _drains(recipe: Recipe, world: int) -> bool:
     named = re.search(r"vllm-openai:v(\d+\.\d+)", recipe.image.base)
     said = recipe.image.version or (named[1] if named else "")
     numbers = tuple(int(part) for part in re.findall(r"\d+", said)[:2])
-    return numbers >= DRAINS_FROM if numbers else not over_ray(recipe, world)
+    return numbers >= first if numbers else not over_ray(recipe, world)
 
 
 def over_ray(recipe: Recipe, world: int) -> bool:

@@ -288,6 +288,27 @@ def test_a_release_of_before_these_notes_is_read_too(tmp_path: Path) -> None:
     assert (found.bind, found.port, found.priority, found.api_key_file) == ("0.0.0.0", 9, False, Path("/k"))
 
 
+@pytest.mark.parametrize(
+    ("words", "takes"),
+    [
+        (["vllm", "serve", "/model", "--scheduling-policy", "priority"], True),
+        (["--scheduling-policy=priority"], True),
+        (["--scheduling_policy", "priority"], True),
+        (["--scheduling-policy", "fcfs"], False),
+        (["--scheduling-policy=fcfs"], False),
+        (["--scheduling-policy", "fcfs", "--scheduling-policy=priority"], True),
+        (["--scheduling-policy=priority", "--scheduling-policy", "fcfs"], False),
+        (["--scheduling-policy"], False),
+        (["a=--scheduling-policy", "priority"], False),
+        (["--other", "priority"], False),
+        ([], False),
+    ],
+)
+def test_an_engine_that_takes_priorities_is_told_by_its_command(words: list[str], takes: bool) -> None:
+    """Sent to another one, a priority is refused (400), and the engine would not be checked."""
+    assert group.takes_priority(words) is takes
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"release": "x"}', '{"rank": null}'])
 def test_no_release_is_a_line(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "current").mkdir()

@@ -504,6 +504,14 @@ def test_what_a_probe_finds(server: Server, fault: str, outcome: Outcome, said: 
     assert (asked["max_tokens"], asked["priority"]) == (1, probe_engine.LEAST_PRIORITY)
 
 
+def test_an_engine_that_refuses_a_priority_is_asked_without_it(server: Server) -> None:
+    """A policy from elsewhere (a file of the image's) is not in its command."""
+    server.fault, server.faults = "error 400", 1
+    about = {**vars(served()), "model": "tiny", "endpoint": server.url, "priority": True}
+    assert probe_engine.probe(group.Served(**about), 5).outcome is Outcome.TOKEN
+    assert ["priority" in asked for asked in server.requests] == [True, False]
+
+
 SLOT = {"id": 0, "id_task": 7, "is_processing": True, "n_ctx": 4096, "params": {"n_predict": -1}}
 
 

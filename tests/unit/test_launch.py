@@ -1,6 +1,7 @@
 import json
 import shlex
 import subprocess
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def problems(*args: Any, **more: Any) -> list[str]:
 def test_a_single_spark() -> None:
     assert shlex.join(argv({"max_model_len": 1024})) == (
         "vllm serve /model --served-model-name org/tiny --host 0.0.0.0 --port 8000 --shutdown-timeout 25 "
-        "--tensor-parallel-size 1 --max-model-len 1024"
+        "--scheduling-policy priority --tensor-parallel-size 1 --max-model-len 1024"
     )
 
 
@@ -75,17 +76,44 @@ def test_a_vllm_that_knows_no_draining_is_not_told_to(
     assert ("--shutdown-timeout" in words) is drains
 
 
+@pytest.mark.parametrize(
+    ("base", "version", "options", "said"),
+    [
+        ("a/b@sha256:c", None, {}, ["priority"]),
+        ("a/b@sha256:c", "0.19.1", {}, ["priority"]),
+        ("vllm/vllm-openai:v0.20.2-cu130", None, {}, ["priority"]),
+        ("a/b@sha256:c", "0.12.0", {}, []),  # it ends at a request with n above 1
+        ("vllm/vllm-openai:v0.11.2", None, {}, []),
+        ("a/b@sha256:c", None, {"distributed_executor_backend": "ray"}, []),  # an older one
+        ("a/b@sha256:c", None, {"scheduling_policy": "fcfs"}, ["fcfs"]),
+        ("a/b@sha256:c", "0.12.0", {"scheduling_policy": "priority"}, ["priority"]),
+        ("a/b@sha256:c", None, {"scheduling_policy": None}, []),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_requests_are_served_by_priority_unless_the_recipe_says_another_policy(
+    base: str, version: str | None, options: dict[str, Any], said: list[str], rank: int
+) -> None:
+    """On every rank, for each data parallel replica has a scheduler of its own."""
+    one = recipe(options)
+    image = one.image.model_copy(update={"base": base, "version": version})
+    place = Rank(rank, 2, "192.168.100.10", f"192.168.100.{10 + rank}")
+    words = serve_argv(one.model_copy(update={"image": image}), place, bind="::", port=8000)
+    assert [after for word, after in pairwise(words) if word == "--scheduling-policy"] == said
+
+
 def test_the_head_of_two() -> None:
     assert shlex.join(argv(world=2)) == (
         "vllm serve /model --served-model-name org/tiny --host 0.0.0.0 --port 8000 --shutdown-timeout 25 "
-        "--tensor-parallel-size 2 "
+        "--scheduling-policy priority --tensor-parallel-size 2 "
         "--nnodes 2 --node-rank 0 --master-addr 192.168.100.10 --master-port 25000"
     )
 
 
 def test_a_worker_is_headless_and_answers_nowhere() -> None:
     assert shlex.join(argv(rank=1, world=2)) == (
-        "vllm serve /model --served-model-name org/tiny --tensor-parallel-size 2 "
+        "vllm serve /model --served-model-name org/tiny --scheduling-policy priority "
+        "--tensor-parallel-size 2 "
         "--nnodes 2 --node-rank 1 --master-addr 192.168.100.10 --master-port 25000 --headless"
     )
 

@@ -15,40 +15,16 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from onhost import group
 from onhost.group import CONTAINER, UNIT, Peers, Served, State
-from onhost.plan import JobError, Plan
+from onhost.limits import Limits
+from onhost.plan import JobError
 from onhost.probe_engine import LEAST_MISSES, Judge, Outcome, Seen, Verdict, probe, replicas_of
 
 MARKER = ".sparkstack-onhost"
-HEAD_STOPS_SECONDS = 60.0
-"""How long a worker stays with a head that stops, at least: until then open requests may end there."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The knobs: s between two looks; s for one token; how many are missed before an engine is dead; for how
-    many s a rank may be gone; for how many s an engine without counters may be busy."""
-
-    interval: float
-    timeout: float
-    misses: int
-    away: float
-    busy: float = 3600
-
-    @classmethod
-    def read(cls, path: Path) -> Limits:
-        plan = Plan.read(path)
-        return cls(
-            plan.number("interval_s", 15),
-            plan.number("timeout_s", 30),
-            plan.integer("misses", 4),
-            plan.number("away_s", 120),
-            plan.number("busy_s", 3600),
-        )
 
 
 class Watch:
@@ -159,7 +135,8 @@ class Watch:
         if head is None:
             return
         if head.answered:
-            self._for_long(served, 0, group.apart(head, own.invocation), max(limits.away, HEAD_STOPS_SECONDS))
+            away = max(limits.away, limits.head_stops)
+            self._for_long(served, 0, group.apart(head, own.invocation), away)
         else:
             self._for_long(served, 0, self._silence(0, head), limits.away)
 
@@ -246,7 +223,7 @@ def main(config_dir: Path) -> int:
         say=say,
     )
     while _text(marker) == code:
-        interval = 15.0
+        interval = Limits.interval
         try:
             limits = Limits.read(config_dir / "watchdog.json")
             interval = limits.interval

@@ -14,9 +14,10 @@ from test_onhost_group import RELEASE, served, state
 from onhost import busy, group, probe_engine, watchdog
 from onhost.busy import Spent, slots_of
 from onhost.group import State
+from onhost.limits import Limits
 from onhost.plan import JobError
 from onhost.probe_engine import Judge, Outcome, Seen, Verdict, replicas_of, work_of
-from onhost.watchdog import Limits, Watch
+from onhost.watchdog import Watch
 
 LIMITS = Limits(interval=1, timeout=1, misses=3, away=60)
 TOKEN, NONE = Seen(Outcome.TOKEN), Seen(Outcome.NONE, "no answer in 1 s", (5.0, 1.0, 1.0, 0.0))
@@ -611,13 +612,25 @@ def test_counters_are_summed_over_labels() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{}", None), ('{"misses": 0}', "misses"), ('{"interval_s": "a"}', "interval_s"), ("", "JSON")],
+    [
+        ("{}", None),
+        ('{"misses": 0}', "misses"),
+        ('{"interval_s": "a"}', "interval_s"),
+        ('{"port_s": -1}', "port_s"),
+        ('{"back_off_s": true}', "back_off_s"),
+        ("", "JSON"),
+    ],
 )
 def test_limits(tmp_path: Path, text: str, said: str | None) -> None:
     path = tmp_path / "watchdog.json"
     path.write_text(text)
     if said is None:
-        assert Limits.read(path) == Limits(15, 30, 4, 120, 3600)
+        assert Limits.read(path) == Limits(15, 30, 4, 120, 3600, 60, 120, 60, 180, 300, 60)
+        # What an older version wrote.
+        path.write_text('{"away_s": 60, "busy_s": 9, "interval_s": 5, "misses": 3, "timeout_s": 30}')
+        assert Limits.read(path) == Limits(5, 30, 3, 60, 9)
+        path.write_text('{"head_stops_s": 90, "docker_s": 1, "port_s": 2, "memory_s": 3, "again_s": 4.5}')
+        assert Limits.read(path) == Limits(head_stops=90, docker=1, port=2, memory=3, again=4.5)
     else:
         with pytest.raises(JobError, match=said):
             Limits.read(path)

@@ -62,7 +62,8 @@ def test_a_new_file_waits_while_the_gpu_would_be_lost(sites: Sites) -> None:
 )
 def test_switched_off_it_is_stopped(sites: Sites, unit: Unit, kinds: list[str]) -> None:
     site = sites(1, watchdog={"enabled": False})[0]
-    assert watchdog.files(site) == []
+    # How long a rank's start waits stays declared.
+    assert [file.path for file in watchdog.files(site)] == ["/etc/sparkstack/watchdog.json"]
     site.host.facts = {MachineState: Machine(units={WATCHDOG: unit})}
     assert follow(commands_of(watchdog.watched, site.host, site), site.host)
     assert site.host.kinds() == kinds
@@ -78,6 +79,24 @@ def test_its_limits_change_no_release(sites: Sites) -> None:
     )
     assert unit == watchdog.files(plain)[1]
     assert b"-m onhost watchdog --config-dir /etc/sparkstack\n" in unit.content
+
+
+@pytest.mark.parametrize(
+    ("drain", "declared", "stays"),
+    [
+        (25, {}, None),
+        (0, {}, None),
+        (300, {}, 335),
+        (300, {"head_stops_s": 90}, 335),
+        (300, {"head_stops_s": 900}, 900),
+        (25, {"head_stops_s": 20}, 60),
+    ],
+)
+def test_a_worker_stays_until_the_head_may_have_stopped(
+    sites: Sites, drain: int, declared: dict[str, int], stays: int | None
+) -> None:
+    limits = json.loads(watchdog.files(sites(2, drain_s=drain, watchdog=declared)[0])[0].content)
+    assert limits.get("head_stops_s") == stays
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from sparkstack import engine_cache
 from sparkstack.errors import SparkstackError
-from sparkstack.launch import ENV_LINE_LIMIT, Accelerator, Rank, docker_argv, env_file, run_script, serve_argv
+from sparkstack.launch import (
+    ENV_LINE_LIMIT,
+    Accelerator,
+    Rank,
+    docker_argv,
+    drain_problems,
+    env_file,
+    run_script,
+    serve_argv,
+)
 from sparkstack.recipe import Recipe
 
 WORDS = st.text("ab \"'$\\\n`*;ü", max_size=6)
@@ -100,6 +109,29 @@ def test_requests_are_served_by_priority_unless_the_recipe_says_another_policy(
     place = Rank(rank, 2, "192.168.100.10", f"192.168.100.{10 + rank}")
     words = serve_argv(one.model_copy(update={"image": image}), place, bind="::", port=8000)
     assert [after for word, after in pairwise(words) if word == "--scheduling-policy"] == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (25, ""),
+        (0, ""),
+        (None, ""),
+        ("20", ""),
+        (300, "serve.options.shutdown_timeout 300"),
+        ("300", "serve.options.shutdown_timeout 300"),
+        (25.5, "serve.options.shutdown_timeout 25.5"),
+        ("soon", ""),  # vLLM says so itself
+        (True, ""),
+    ],
+)
+def test_a_recipe_does_not_drain_longer_than_its_unit_lets_it(value: Any, said: str) -> None:
+    found = [str(one) for one in drain_problems(recipe({"shutdown_timeout": value}), 25)]
+    assert found == [
+        f"recipe tiny: found {said}; wanted at most 25, the site's drain_s, after which the engine is "
+        "killed; raise drain_s in group_data, or lower it"
+    ] * bool(said)
+    assert drain_problems(recipe({"shutdown_timeout": value}), 300) == []
 
 
 def test_the_head_of_two() -> None:

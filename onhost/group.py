@@ -6,7 +6,7 @@ line, so no engine ever meets what is left of an older group. Files below /run/s
     rank     "INVOCATION ready" | "INVOCATION started" | "INVOCATION why it waits"
     group    "RELEASE 0=INVOCATION 1=INVOCATION …" (the head's)
     tries    "COUNT SECONDS": starts in a row that did not serve; when the last one began (monotonic)
-    ended    why the last start ended before its engine began; anew: the next start is the watchdog's
+    ended    why the last start ended, where it did not serve; anew: the next start is the watchdog's
 `status`, one of the two words that a rank may ask of another, shows both beside the unit's state.
 """
 
@@ -180,6 +180,12 @@ def read_line(name: str) -> str:
         return (RUN / name).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return ""
+
+
+def tries() -> tuple[int, float]:
+    """How many starts in a row have not served, and when the last one began (s, monotonic)."""
+    found = re.fullmatch(r"(\d+) (\d+\.\d+)", read_line("tries"))
+    return (int(found[1]), float(found[2])) if found else (0, 0.0)
 
 
 def command(*words: str, seconds: float = SSH_SECONDS) -> tuple[bool, str]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from onhost import caches, docker_cli, group
+from onhost import caches, docker_cli, group, last_words
 from onhost.docker_cli import docker
 from onhost.group import CONTAINER, READY, STARTED, Peers, Served
 from onhost.limits import Limits
@@ -96,17 +95,20 @@ class Start:
     def _back_off(self) -> None:
         """Wait the longer, the more starts in a row have not served; one that somebody asks for begins at
         once, and so does the next one after an engine that has served."""
-        anew, tries = group.RUN / "anew", re.fullmatch(r"(\d+) (\d+\.\d+)", group.read_line("tries"))
-        failed, began = (int(tries[1]), float(tries[2])) if tries else (0, 0.0)
+        anew = group.RUN / "anew"
+        failed, began = group.tries()
         by_itself = group.own_number("NRestarts") > 0 or anew.exists()
         served = group.own_number("ActiveEnterTimestampMonotonic") / 1e6 > began
         failed = failed + 1 if by_itself and not served else 0
+        if failed and not group.read_line("ended"):
+            # Who ended it did not say so: a release of before, whose `ready` does not.
+            group.write_line("ended", last_words.why_ended(self.served))
         now = time.monotonic()
         group.write_line("tries", f"{failed} {now:.3f}")
         anew.unlink(missing_ok=True)
         pause = pause_after(failed, self.limits.back_off)
         # Without the remedy: the line itself, with that, is above it in the journal.
-        why = group.read_line("ended").partition("; wanted")[0] or "its engine ended before it served"
+        why = group.read_line("ended").partition("; wanted")[0]
         while (left := now + pause - time.monotonic()) > 0:
             with contextlib.suppress(JobError):
                 self._take_port()

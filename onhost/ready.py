@@ -16,6 +16,7 @@ import httpx
 
 from onhost.docker_cli import STOPPED, docker, unit_state
 from onhost.http_client import make_client
+from onhost.last_words import error_line, without_secrets
 from onhost.plan import JobError, read_secret
 
 PAUSE = 1.0  # s between attempts
@@ -50,12 +51,10 @@ class Container:
         return None
 
     def _last_line(self) -> str:
-        """The last error-like line of its log, else the last line."""
+        """What its log says of its end."""
         done = docker("logs", "--tail", "60", self.name)
-        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line or "error" in line]
-        last = (errors or lines)[-1:]
-        return f" ({last[0][:300]})" if last else ""
+        last = without_secrets(error_line((done.stdout + done.stderr).splitlines()))
+        return f" ({last})" if last else ""
 
 
 class NotInTime(JobError):

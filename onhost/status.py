@@ -33,7 +33,7 @@ QUERY = "temperature.gpu,power.draw,utilization.gpu,memory.used"
 ANSWER_S = 3.0
 PREFIXES = ("vllm:", "sglang:", "llamacpp:", "atlas_")
 """How the metrics of the engines begin (sparkstack/engine_metrics.py says which is which)."""
-WORDS = 200  # of an answer that is no success: what stands in the engine's place says why in them
+WORDS = 300  # of an answer that is no success: what stands in the engine's place says why in them
 
 
 def output(*words: str) -> str | None:

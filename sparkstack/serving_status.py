@@ -172,7 +172,7 @@ def reason(text: str) -> str:
     """What an answer that is no success says, as onhost/status.py has it: an error's message, else all."""
     with suppress(ValueError, TypeError, KeyError):
         text = str(json.loads(text)["error"]["message"])
-    return " ".join(text.split())[:200]
+    return " ".join(text.split())[:300]
 
 
 # For people.

@@ -338,6 +338,7 @@ class Site:
             url=self.endpoint if rank == 0 else None,
             model=self.served_model,
             python=self.python,
+            config_dir=self.data.config_dir,
             api_key_file=self.api_key_path,
             timeout=self.recipe.serve.ready_timeout_s,
         )

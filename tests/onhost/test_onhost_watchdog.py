@@ -17,7 +17,7 @@ from onhost.group import State
 from onhost.limits import Limits
 from onhost.plan import JobError
 from onhost.probe_engine import Judge, Outcome, Seen, Verdict, replicas_of, work_of
-from onhost.watchdog import Watch
+from onhost.watchdog import Last, Watch
 
 LIMITS = Limits(interval=1, timeout=1, misses=3, away=60)
 TOKEN, NONE = Seen(Outcome.TOKEN), Seen(Outcome.NONE, "no answer in 1 s", (5.0, 1.0, 1.0, 0.0))
@@ -474,6 +474,50 @@ def test_a_probe_of_one_replica(server: Server, fault: str, outcome: Outcome, wo
     seen = probe_engine.probe(group.Served(**about), 0.2, 1)
     assert (seen.outcome, server.replicas) == (outcome, ["1"])
     assert (seen.work and seen.work[0]) == work
+
+
+def test_what_the_last_look_found_is_kept() -> None:
+    """For `sparkstack status`: the verdict, how many were missed, and how long the last token took."""
+    head = Rank()
+    assert head.watch.last.word == "not checked"
+    loading = state(active="activating", sub="start-post", invocation="hh", **MEMBERS)
+    head.look(loading, {1: WORKER})
+    assert head.watch.last == Last("loads")
+    took = [0.5]
+    ask = head.watch._probe
+
+    def slowly(*words: Any) -> Seen:
+        head.now += took[0]
+        return ask(*words)
+
+    head.watch._probe = slowly
+    head.look(HEAD, {1: WORKER}, TOKEN)
+    assert head.watch.last == Last("alive", "", 0, 3, 0.5)
+    took[0] = 9.0
+    head.look(HEAD, {1: WORKER}, NONE)
+    assert head.watch.last == Last("missed", NONE.said, 1, 3, 0.5)
+    head.look(HEAD, {1: WORKER}, Seen(Outcome.NONE, "no answer in 1 s", (6.0, 1.0, 1.0, 0.0)))
+    assert head.watch.last == Last("slow", "no answer in 1 s", 0, 3, 0.5)
+    head.look(HEAD, {1: WORKER}, Seen(Outcome.REFUSED, "HTTP 401"))
+    assert head.watch.last == Last("not checked", "HTTP 401", 0, 3, 0.5)
+    for _ in range(4):  # the counters moved before the first
+        head.look(HEAD, {1: WORKER}, NONE)
+    assert head.watch.last == Last("dead", NONE.said, 3, 3, 0.5) and head.done == [True]
+    head.look(state(active="activating", sub="start-pre", invocation="h2"))
+    assert head.watch.last == Last("waits", "the unit is activating")
+    head.look(state(active="active", sub="running", invocation="h2", **MEMBERS), {}, NONE)
+    assert head.watch.last == Last("missed", NONE.said, 1, 3, None)  # no token of this start yet
+
+
+def test_what_a_worker_s_last_look_found() -> None:
+    worker = Rank(1)
+    there = state(active="active", sub="running", invocation="hh", members={0: "hh", 1: "aa"})
+    worker.look(WORKER, {0: there})
+    assert worker.watch.last == Last("watches")
+    worker.look(WORKER, {0: State(said="timed out")})
+    worker.now = 30
+    worker.look(WORKER, {0: State(said="timed out")})
+    assert worker.watch.last == Last("gone", "rank 0 (spark-1) does not answer (timed out)")
 
 
 # ── The probe ──

@@ -10,7 +10,7 @@ from fake_host import commands_of, follow
 
 from sparkstack import knobs
 from sparkstack.machine import Machine, Unit
-from tasks import watchdog
+from tasks import drift, watchdog
 from tasks.machine import MachineState
 from tasks.site import WATCHDOG, Site
 
@@ -67,6 +67,16 @@ def test_switched_off_it_is_stopped(sites: Sites, unit: Unit, kinds: list[str]) 
     site.host.facts = {MachineState: Machine(units={WATCHDOG: unit})}
     assert follow(commands_of(watchdog.watched, site.host, site), site.host)
     assert site.host.kinds() == kinds
+
+
+def test_the_doctor_says_that_it_does_not_run(sites: Sites) -> None:
+    site = sites(1)[0]
+    site.host.facts = {MachineState: Machine(units={WATCHDOG: Unit("enabled", "failed")})}
+    with drift.listen(site.host.name) as told:
+        assert commands_of(watchdog.watched, site.host, site)
+    assert [(one.thing, one.found, one.wanted) for one in told] == [
+        (WATCHDOG, "enabled failed", "enabled and active")
+    ]
 
 
 def test_its_limits_change_no_release(sites: Sites) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import httpx
 import pytest
 from fake_openai import Server, serving
 from test_onhost_group import RELEASE, served, state
 
-from onhost import busy, group, probe_engine, watchdog
+from onhost import busy, group, probe_engine, ready, watchdog
 from onhost.busy import Spent, slots_of
 from onhost.group import State
+from onhost.http_client import ask
 from onhost.limits import Limits
 from onhost.plan import JobError
 from onhost.probe_engine import Judge, Outcome, Seen, Verdict, replicas_of, work_of
@@ -471,7 +479,7 @@ def test_the_counters_of_one_replica() -> None:
 def test_a_probe_of_one_replica(server: Server, fault: str, outcome: Outcome, work: float | None) -> None:
     server.fault, server.metrics = fault, [PAGE]
     about = {**vars(served()), "model": "tiny", "endpoint": server.url}
-    seen = probe_engine.probe(group.Served(**about), 0.2, 1)
+    seen = probe_engine.probe(group.Served(**about), 1, 1)
     assert (seen.outcome, server.replicas) == (outcome, ["1"])
     assert (seen.work and seen.work[0]) == work
 
@@ -549,6 +557,71 @@ def test_what_a_probe_finds(server: Server, fault: str, outcome: Outcome, said: 
     assert (asked["max_tokens"], asked["priority"]) == (1, probe_engine.LEAST_PRIORITY)
 
 
+@contextmanager
+def trickling(text: bytes) -> Iterator[str]:
+    """A server that sends these bytes, and after them one more byte again and again, none of them late."""
+
+    def answer(one: socket.socket) -> None:
+        with one, contextlib.suppress(OSError):
+            one.recv(65536)
+            for byte in itertools.chain(text, itertools.repeat(ord("x"), 400)):
+                one.sendall(bytes([byte]))
+                time.sleep(0.02)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=(server.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"HTTP/1.1 200 OK\r\nX: ",  # its headers never end
+        b"HTTP/1.1 200 OK\r\n\r\n",  # its body never ends
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n",
+    ],
+)
+def test_an_answer_that_trickles_is_none_in_time(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole of a question has its limit, and not each byte of the answer."""
+    monkeypatch.setattr(probe_engine, "METRICS_SECONDS", 0.3)
+    monkeypatch.setattr(ready, "LEAST", 0.1)
+    with trickling(text) as url:
+        about = {**vars(served(world=2)), "model": "tiny", "endpoint": url}
+        began = time.monotonic()
+        seen = probe_engine.probe(group.Served(**about), 0.4)
+        assert 0.7 <= time.monotonic() - began < 2
+        assert (seen.outcome, seen.said, seen.work) == (Outcome.NONE, "no answer in 0 s", None)
+        began = time.monotonic()
+        with pytest.raises(JobError, match="no answer within"):
+            probe_engine.serves(url, "tiny", None, 0.2)
+        assert time.monotonic() - began < 3
+
+
+def test_who_does_not_take_the_question_is_told_from_who_works_on_it(server: Server) -> None:
+    """Only the second may be busy."""
+    server.fault = "hangs"
+    with pytest.raises(httpx.ReadTimeout):
+        ask("POST", f"{server.url}/v1/completions", seconds=0.2, json={"model": "tiny"})
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        others = [socket.socket() for _ in range(4)]
+        for other in others:
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        with pytest.raises(httpx.ConnectTimeout):
+            ask("GET", f"http://127.0.0.1:{full.getsockname()[1]}", seconds=0.2)
+        for other in others:
+            other.close()
+    with pytest.raises(httpx.ConnectError):
+        ask("GET", "http://127.0.0.1:9", seconds=5)
+
+
 def test_an_engine_that_refuses_a_priority_is_asked_without_it(server: Server) -> None:
     """A policy from elsewhere (a file of the image's) is not in its command."""
     server.fault, server.faults = "error 400", 1
@@ -602,7 +675,7 @@ def test_what_is_looked_at_where_there_are_no_counters(
     monkeypatch.setattr(probe_engine, "spent_by", lambda name: Spent(1, 1))
     server.fault, server.slots, server.metrics = fault, slots, metrics
     about = {**vars(served(world=world)), "model": "tiny", "endpoint": server.url}
-    seen = probe_engine.probe(group.Served(**about), 0.1)
+    seen = probe_engine.probe(group.Served(**about), 0.5)
     assert (seen.work, seen.spent is not None) == (work, spent)
 
 

@@ -217,12 +217,20 @@ management_interface = "enP7s7"
 # Where the endpoint listens on the head: an IP address, or "management" for the head's own.
 serve_bind = "127.0.0.1"
 
+# How many s open requests have to end when a server is stopped; the rest is cut off. vLLM is told (its
+# shutdown_timeout), a recipe's own may not be longer, and every engine is killed 5 s later.
+drain_s = 25
+
 # What watches that tokens come, on every host; docs/serving.md. enabled: False takes it away. interval_s:
 # between two looks. timeout_s: for one token. misses: so many without a token, while the engine's counters
 # stand still, and the group is started again (two looks at least). away_s: so long may a worker's head be
 # gone, or run no group with it, before the worker ends its engine and waits for a new group; and so long may
 # a worker's host be away while the engine loads. busy_s: so long may an engine without counters, on one host,
-# give no token while its container has processor time.
+# give no token while its container has processor time. head_stops_s: so long, at least, a worker stays with a
+# head that stops (raised by itself where drain_s asks for more).
+# How long a rank's start waits, also without the watchdog: docker_s for a Docker that does not answer, port_s
+# for the endpoint's port, memory_s for the recipe's memory; again_s: so long is a look at image, checkpoint
+# and memory good while others are waited for; back_off_s: the longest pause after starts that failed.
 watchdog: dict[str, object] = {
     "enabled": True,
     "interval_s": 15,
@@ -230,6 +238,12 @@ watchdog: dict[str, object] = {
     "misses": 4,
     "away_s": 120,
     "busy_s": 3600,
+    "head_stops_s": 60,
+    "docker_s": 120,
+    "port_s": 60,
+    "memory_s": 180,
+    "again_s": 300,
+    "back_off_s": 60,
 }
 
 # The API key that the endpoint asks for: a file ON THE CONTROLLER with it, or the name of a variable of the

@@ -40,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     prestart.add_argument("--config-dir", required=True, type=Path)
     prestart.add_argument("--state-dir", required=True, type=Path)
     prestart.add_argument("--drop-caches", action="store_true")
+    ended = commands.add_parser("ended", help="say, and note, why a rank's engine ended before it served")
+    ended.add_argument("--config-dir", required=True, type=Path)
     watchdog = commands.add_parser("watchdog", help="watch what serves; a broken group begins anew")
     watchdog.add_argument("--config-dir", required=True, type=Path)
     given = parser.parse_args(arguments)
@@ -66,6 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
         from onhost import prestart as starting
 
         return starting.main(given.config_dir, given.state_dir, given.drop_caches)
+    if given.command == "ended":
+        from onhost import last_words
+
+        return last_words.main(given.config_dir)
     if given.command == "watchdog":
         from onhost import watchdog as watching
 

@@ -6,7 +6,7 @@ line, so no engine ever meets what is left of an older group. Files below /run/s
     rank     "INVOCATION ready" | "INVOCATION started" | "INVOCATION why it waits"
     group    "RELEASE 0=INVOCATION 1=INVOCATION …" (the head's)
     tries    "COUNT SECONDS": starts in a row that did not serve; when the last one began (monotonic)
-    ended    why the last start ended before its engine began; anew: the next start is the watchdog's
+    ended    why the last start ended, where it did not serve; anew: the next start is the watchdog's
 `status`, one of the two words that a rank may ask of another, shows both beside the unit's state.
 """
 
@@ -91,7 +91,7 @@ def read_release(config_dir: Path) -> Served:
             str(about["checkpoint"]),
             float(about.get("memory_gib") or 0),
             None if key is None else Path(str(key)),
-            ("--scheduling-policy", "priority") in itertools.pairwise(argv),
+            takes_priority(argv),
             tuple(argv),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -99,6 +99,17 @@ def read_release(config_dir: Path) -> Served:
             f"found no readable {path} ({type(error).__name__}); wanted the release that serves; "
             "run the deploy again"
         ) from None
+
+
+def takes_priority(argv: Sequence[str]) -> bool:
+    """Does vLLM's command say that requests are served by priority? As its parser reads it: `--name value` or
+    `--name=value`, with dashes or underscores, the last one counts."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    said = [value for name, value in itertools.pairwise(words) if _POLICY.fullmatch(name)]
+    return bool(said) and said[-1] == "priority"
+
+
+_POLICY = re.compile("--scheduling[-_]policy")
 
 
 @dataclass(frozen=True)
@@ -169,6 +180,12 @@ def read_line(name: str) -> str:
         return (RUN / name).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return ""
+
+
+def tries() -> tuple[int, float]:
+    """How many starts in a row have not served, and when the last one began (s, monotonic)."""
+    found = re.fullmatch(r"(\d+) (\d+\.\d+)", read_line("tries"))
+    return (int(found[1]), float(found[2])) if found else (0, 0.0)
 
 
 def command(*words: str, seconds: float = SSH_SECONDS) -> tuple[bool, str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import ssl
 from collections.abc import Mapping
+from typing import Any
 
 import httpx
 
@@ -15,24 +17,13 @@ def _certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def make_client(
-    *,
-    timeout: float,
-    connections: int = 1,
-    headers: Mapping[str, str] | None = None,
-    proxies: bool = True,
-    redirects: bool = False,
-) -> httpx.Client:
-    """A client for `connections` at once; `timeout` is s without a byte. Waiting for a free one has no limit.
-
-    `proxies`: whether the environment's proxies count; the serving endpoint is never behind one.
-    """
+def make_client(*, timeout: float, connections: int = 1, redirects: bool = False) -> httpx.Client:
+    """A client for `connections` at once, by the environment's proxies; `timeout` is s without a byte.
+    Waiting for a free connection has no limit."""
     return httpx.Client(
         verify=_certificates(),
         timeout=httpx.Timeout(timeout, pool=None),
         limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-        headers=headers,
-        trust_env=proxies,
         follow_redirects=redirects,
     )
 
@@ -54,6 +45,39 @@ def make_async_client(
         headers=headers,
         trust_env=False,
     )
+
+
+def ask(
+    method: str,
+    url: str,
+    *,
+    seconds: float,
+    headers: Mapping[str, str] | None = None,
+    json: Any = None,
+) -> httpx.Response:
+    """One request, without proxies (the serving endpoint is never behind one), and its whole answer, within
+    `seconds`: also from a server that sends a byte now and then, for which a limit on each read never ends.
+
+    Errors: httpx.HTTPError. Where the time is over that is ReadTimeout if the whole question was sent, else
+    ConnectTimeout.
+    """
+    sent = False
+
+    async def trace(event: str, info: Mapping[str, Any]) -> None:
+        nonlocal sent
+        sent = sent or event.endswith("send_request_body.complete")
+
+    async def asked() -> httpx.Response:
+        # The client itself, which reads certificates at first, is no part of the server's time.
+        async with make_async_client(connections=1, headers=headers) as client:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await client.request(method, url, json=json, extensions={"trace": trace})
+            except TimeoutError:
+                over = httpx.ReadTimeout if sent else httpx.ConnectTimeout
+                raise over(f"no answer in {seconds:.0f} s") from None
+
+    return asyncio.run(asked())
 
 
 def words_of(error: httpx.HTTPError) -> str:

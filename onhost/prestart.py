@@ -10,29 +10,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from onhost import caches, docker_cli, group
+from onhost import caches, docker_cli, group, last_words
 from onhost.docker_cli import docker
 from onhost.group import CONTAINER, READY, STARTED, Peers, Served
+from onhost.limits import Limits
 from onhost.plan import JobError
 from onhost.staging import manifest as manifests
 from onhost.unready import Unready
 
-DOCKER_SECONDS = 120.0  # for a daemon that runs and does not answer, or clears up after a kill
 DOCKER_AGAIN_SECONDS = 30.0  # between two starts of a daemon that failed
-PORT_SECONDS = 60.0  # for a port whose holder is just ending
-MEMORY_SECONDS = 180.0  # for memory that an engine before gives back
-AGAIN_SECONDS = 300.0
-"""How long a look at image, checkpoint and memory is good for while a rank waits for others: who uses the
-host meanwhile fills the memory in minutes, and the page cache with it. The look takes seconds."""
-BACK_OFF = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0)
-"""s before a start, by how many in a row have not served: here, and not systemd's, so that the endpoint says
-so meanwhile."""
+FIRST_PAUSE = 5.0
+"""s before a start after one that has not served, and twice as many after each further one: here, and not
+systemd's, so that the endpoint says so meanwhile."""
 QUICK, SLOW, QUICK_SECONDS = 1.0, 3.0, 30.0  # s between two questions to another rank: first, after that long
 GIB = 1 << 30
 
@@ -50,9 +44,11 @@ class Start:
         invocation: str,
         say: Callable[[str], None],
         image_id: str = "",
+        limits: Limits | None = None,
     ) -> None:
         self.image_id = image_id  # "": a release of before it was noted
         self.served, self.peers, self.checkpoints = served, peers, checkpoints
+        self.limits = limits or Limits()
         self.drop_caches, self.invocation = drop_caches, invocation
         self._say = say
         self._said = ""
@@ -99,17 +95,20 @@ class Start:
     def _back_off(self) -> None:
         """Wait the longer, the more starts in a row have not served; one that somebody asks for begins at
         once, and so does the next one after an engine that has served."""
-        anew, tries = group.RUN / "anew", re.fullmatch(r"(\d+) (\d+\.\d+)", group.read_line("tries"))
-        failed, began = (int(tries[1]), float(tries[2])) if tries else (0, 0.0)
+        anew = group.RUN / "anew"
+        failed, began = group.tries()
         by_itself = group.own_number("NRestarts") > 0 or anew.exists()
         served = group.own_number("ActiveEnterTimestampMonotonic") / 1e6 > began
         failed = failed + 1 if by_itself and not served else 0
+        if failed and not group.read_line("ended"):
+            # Who ended it did not say so: a release of before, whose `ready` does not.
+            group.write_line("ended", last_words.why_ended(self.served))
         now = time.monotonic()
         group.write_line("tries", f"{failed} {now:.3f}")
         anew.unlink(missing_ok=True)
-        pause = BACK_OFF[min(failed, len(BACK_OFF) - 1)]
+        pause = pause_after(failed, self.limits.back_off)
         # Without the remedy: the line itself, with that, is above it in the journal.
-        why = group.read_line("ended").partition("; wanted")[0] or "its engine ended before it served"
+        why = group.read_line("ended").partition("; wanted")[0]
         while (left := now + pause - time.monotonic()) > 0:
             with contextlib.suppress(JobError):
                 self._take_port()
@@ -134,7 +133,7 @@ class Start:
 
     def _container_gone(self) -> None:
         """A container that an unclean end left behind would keep the name, the port and the memory."""
-        until = time.monotonic() + DOCKER_SECONDS
+        until = time.monotonic() + self.limits.docker
         while True:
             gone, text = group.command("docker", "rm", "-f", CONTAINER, seconds=60)
             said = " ".join(text.split())
@@ -154,7 +153,7 @@ class Start:
             self._unready = Unready(self.served.bind, self.served.port, "the engine starts")
 
     def _hold_port(self) -> None:
-        until = time.monotonic() + PORT_SECONDS
+        until = time.monotonic() + self.limits.port
         while True:
             try:
                 self._take_port()
@@ -210,7 +209,7 @@ class Start:
         """The page cache takes the memory that the engine asks the GPU for, and what an engine held before
         may take a while to come back."""
         wanted = self.served.memory_gib
-        until = time.monotonic() + MEMORY_SECONDS
+        until = time.monotonic() + self.limits.memory
         while True:
             if self.drop_caches and not _in_container():
                 os.sync()
@@ -223,7 +222,7 @@ class Start:
             found = f"{free:.1f} GiB of memory available"
             if time.monotonic() > until:
                 raise JobError(
-                    f"found {found} after {MEMORY_SECONDS:.0f} s; wanted {wanted:.1f} GiB, the recipe's "
+                    f"found {found} after {self.limits.memory:.0f} s; wanted {wanted:.1f} GiB, the recipe's "
                     "budget; end what uses it (`ps aux --sort -rss`), or restart the host"
                 )
             self.tell(f"waiting for {wanted:.1f} GiB of memory", f"; found {found}")
@@ -238,7 +237,7 @@ class Start:
             return
         began = time.monotonic()
         while True:
-            if time.monotonic() - self._looked > AGAIN_SECONDS:
+            if time.monotonic() - self._looked > self.limits.again:
                 self._look()
             waited = time.monotonic() - began
             if self._formed(waited) if self.is_head else self._joined():
@@ -288,6 +287,11 @@ def image_id(config_dir: Path) -> str:
         return ""
 
 
+def pause_after(failed: int, longest: float) -> float:
+    """s before a start, where so many in a row have not served."""
+    return min(FIRST_PAUSE * 2.0 ** min(failed - 1, 30), longest) if failed else 0.0
+
+
 def available_gib(meminfo: str) -> float:
     """MemAvailable of /proc/meminfo in GiB."""
     for line in meminfo.splitlines():
@@ -312,6 +316,13 @@ def main(config_dir: Path, state_dir: Path, drop_caches: bool) -> int:
     def say(line: str) -> None:
         print(f"rank {served.rank}, release {served.release}: {line}", file=sys.stderr, flush=True)
 
+    try:
+        limits = Limits.read(config_dir / "watchdog.json")
+    except JobError as error:
+        # A limit is no reason not to serve.
+        limits = Limits()
+        if (config_dir / "watchdog.json").exists():
+            say(f"the limits of starts are the usual ones: {error}")
     start = Start(
         served,
         Peers(config_dir / "ssh" / "config", lambda rank, words: say(f"{served.name(rank)}: {words}")),
@@ -320,6 +331,7 @@ def main(config_dir: Path, state_dir: Path, drop_caches: bool) -> int:
         invocation=os.environ.get("INVOCATION_ID", "by-hand"),
         say=say,
         image_id=image_id(config_dir),
+        limits=limits,
     )
     try:
         start.run()

@@ -15,7 +15,7 @@ import httpx
 
 from onhost.busy import Spent, slots_of, spent_by
 from onhost.group import CONTAINER, Served
-from onhost.http_client import make_client
+from onhost.http_client import ask
 from onhost.plan import JobError, read_secret
 from onhost.ready import NotInTime, message_of, wait
 
@@ -164,40 +164,43 @@ def probe(served: Served, timeout: float, replica: int | None = None) -> Seen:
     body = {"model": served.model, "prompt": "1", "max_tokens": 1, "temperature": 0}
     if served.priority:
         body["priority"] = LEAST_PRIORITY
-    with make_client(timeout=timeout, headers=headers, proxies=False) as client:
-        in_work = False
-        try:
-            answer = client.post(f"{url}/v1/completions", json=body)
-            outcome, said = _read(answer)
-        except httpx.TimeoutException as error:
-            outcome, said = Outcome.NONE, f"no answer in {timeout:.0f} s"
-            in_work = isinstance(error, httpx.ReadTimeout)
-        except httpx.HTTPError as error:
-            outcome, said = Outcome.NONE, str(error) or type(error).__name__
-        if outcome is Outcome.TOKEN:
-            return Seen(outcome, said)
-        page = _metrics(client, url)
-        work = work_of(page or "", replica)
-        if work is not None or page is None:
-            return Seen(outcome, said, work)
-        # Ranks on several hosts spin while they wait for one another, so that their time says nothing.
-        spent = spent_by(CONTAINER) if in_work and served.world == 1 else None
-        return Seen(outcome, said, slots_of(_slots(client, url)), spent)
+    place = f"{url}/v1/completions"
+    in_work = False
+    try:
+        answer = ask("POST", place, seconds=timeout, headers=headers, json=body)
+        if answer.status_code == 400 and body.pop("priority", None) is not None:
+            # An engine that serves in turn after all refuses a priority.
+            answer = ask("POST", place, seconds=timeout, headers=headers, json=body)
+        outcome, said = _read(answer)
+    except httpx.TimeoutException as error:
+        outcome, said = Outcome.NONE, f"no answer in {timeout:.0f} s"
+        in_work = isinstance(error, httpx.ReadTimeout)
+    except httpx.HTTPError as error:
+        outcome, said = Outcome.NONE, str(error) or type(error).__name__
+    if outcome is Outcome.TOKEN:
+        return Seen(outcome, said)
+    page = _metrics(headers, url)
+    work = work_of(page or "", replica)
+    if work is not None or page is None:
+        return Seen(outcome, said, work)
+    # Ranks on several hosts spin while they wait for one another, so that their time says nothing.
+    spent = spent_by(CONTAINER) if in_work and served.world == 1 else None
+    return Seen(outcome, said, slots_of(_slots(headers, url)), spent)
 
 
-def _metrics(client: httpx.Client, url: str) -> str | None:
+def _metrics(headers: Mapping[str, str], url: str) -> str | None:
     """The page /metrics; "" from a server that has none, None from one that does not answer."""
     try:
-        page = client.get(f"{url}/metrics", timeout=METRICS_SECONDS)
+        page = ask("GET", f"{url}/metrics", seconds=METRICS_SECONDS, headers=headers)
     except httpx.HTTPError:
         return None
     return page.text if page.status_code == 200 else ""
 
 
-def _slots(client: httpx.Client, url: str) -> Any:
+def _slots(headers: Mapping[str, str], url: str) -> Any:
     """llama.cpp's slots; None of a server that has none, or shows none."""
     try:
-        answer = client.get(f"{url}/slots", timeout=METRICS_SECONDS)
+        answer = ask("GET", f"{url}/slots", seconds=METRICS_SECONDS, headers=headers)
         return answer.json() if answer.status_code == 200 else None
     except (httpx.HTTPError, ValueError):
         return None
@@ -209,18 +212,17 @@ def serves(url: str, model: str, key: str | None, seconds: float) -> None:
     PATIENCE for it. Errors: JobError where it does not serve."""
     place = url.rstrip("/")
     headers: Mapping[str, str] = {"Authorization": f"Bearer {key}"} if key else {}
-    with make_client(timeout=METRICS_SECONDS, headers=headers, proxies=False) as client:
-        before = work_of(_metrics(client, place) or "")
-        try:
-            wait(url, model, key, None, seconds)
-        except NotInTime as error:
-            page = _metrics(client, place)
-            after = work_of(page or "")
-            if before is not None and after is not None and after != before:
-                return
-            if page is None or after is not None or "no answer within" not in str(error):
-                raise
-            wait(url, model, key, None, max(PATIENCE - seconds, 0))
+    before = work_of(_metrics(headers, place) or "")
+    try:
+        wait(url, model, key, None, seconds)
+    except NotInTime as error:
+        page = _metrics(headers, place)
+        after = work_of(page or "")
+        if before is not None and after is not None and after != before:
+            return
+        if page is None or after is not None or "no answer within" not in str(error):
+            raise
+        wait(url, model, key, None, max(PATIENCE - seconds, 0))
 
 
 def main(url: str, model: str, key_file: Path | None, seconds: float) -> int:

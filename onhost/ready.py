@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import httpx
 
 from onhost.docker_cli import STOPPED, docker, unit_state
-from onhost.http_client import make_client
+from onhost.http_client import ask
+from onhost.last_words import error_line, without_secrets
 from onhost.plan import JobError, read_secret
 
 PAUSE = 1.0  # s between attempts
@@ -50,12 +52,10 @@ class Container:
         return None
 
     def _last_line(self) -> str:
-        """The last error-like line of its log, else the last line."""
+        """What its log says of its end."""
         done = docker("logs", "--tail", "60", self.name)
-        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line or "error" in line]
-        last = (errors or lines)[-1:]
-        return f" ({last[0][:300]})" if last else ""
+        last = without_secrets(error_line((done.stdout + done.stderr).splitlines()))
+        return f" ({last})" if last else ""
 
 
 class NotInTime(JobError):
@@ -67,25 +67,24 @@ def wait(url: str, model: str, key: str | None, container: Container | None, tim
     help."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     deadline = time.monotonic() + timeout
-    with make_client(timeout=ANSWER, headers=headers, proxies=False) as client:
-        while True:
-            if container is not None and (end := container.ended()):
-                raise JobError(
-                    f"found {end}; wanted a completion from {url}; "
-                    f"see `docker logs {container.name}` and the journal of the serving unit"
-                )
-            # The port opens after minutes of loading; until then a quick refusal costs nothing.
-            last = attempt(client, url, model, min(max(deadline - time.monotonic(), LEAST), ANSWER))
-            if last is None:
-                if key:
-                    _refuses_others(url, model)
-                return
-            if time.monotonic() >= deadline:
-                raise NotInTime(
-                    f"found {last} after {timeout:.0f} s; wanted a completion from {url}; "
-                    "see the journal of the serving unit, or raise the recipe's time for starting"
-                )
-            time.sleep(min(PAUSE, max(0.0, deadline - time.monotonic())))
+    while True:
+        if container is not None and (end := container.ended()):
+            raise JobError(
+                f"found {end}; wanted a completion from {url}; "
+                f"see `docker logs {container.name}` and the journal of the serving unit"
+            )
+        # The port opens after minutes of loading; until then a quick refusal costs nothing.
+        last = attempt(headers, url, model, min(max(deadline - time.monotonic(), LEAST), ANSWER))
+        if last is None:
+            if key:
+                _refuses_others(url, model)
+            return
+        if time.monotonic() >= deadline:
+            raise NotInTime(
+                f"found {last} after {timeout:.0f} s; wanted a completion from {url}; "
+                "see the journal of the serving unit, or raise the recipe's time for starting"
+            )
+        time.sleep(min(PAUSE, max(0.0, deadline - time.monotonic())))
 
 
 def _refuses_others(url: str, model: str) -> None:
@@ -93,11 +92,10 @@ def _refuses_others(url: str, model: str) -> None:
 
     A completion is asked for: llama.cpp's server lists its models for everybody, also where it has a key."""
     body = {"model": model, "prompt": "1", "max_tokens": 1}
-    with make_client(timeout=ANSWER, headers={}, proxies=False) as client:
-        try:
-            status = client.post(f"{url.rstrip('/')}/v1/completions", json=body).status_code
-        except httpx.HTTPError:
-            return  # it has just answered: the next who asks will see
+    try:
+        status = ask("POST", f"{url.rstrip('/')}/v1/completions", seconds=ANSWER, json=body).status_code
+    except httpx.HTTPError:
+        return  # it has just answered: the next who asks will see
     if status < 300:
         raise JobError(
             f"found HTTP {status} from {url} without the API key; wanted 401; this engine does not read "
@@ -105,14 +103,15 @@ def _refuses_others(url: str, model: str) -> None:
         )
 
 
-def attempt(client: httpx.Client, url: str, model: str, timeout: float) -> str | None:
+def attempt(headers: Mapping[str, str], url: str, model: str, timeout: float) -> str | None:
     """One completion: None where it came, else what was found.
 
     JobError where the server refuses us for good.
     """
     body = {"model": model, "prompt": "One, two, three,", "max_tokens": 4, "temperature": 0}
     try:
-        answer = client.post(f"{url.rstrip('/')}/v1/completions", json=body, timeout=timeout)
+        place = f"{url.rstrip('/')}/v1/completions"
+        answer = ask("POST", place, seconds=timeout, headers=headers, json=body)
     except httpx.ConnectError:
         return "a closed port"
     except httpx.TimeoutException:

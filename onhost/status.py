@@ -29,11 +29,15 @@ PROPERTIES = (
 )
 RANK = Path("/run/sparkstack/rank")
 """What the rank's start says of itself: its invocation, and a word (onhost/group.py)."""
+LOOK = Path("/run/sparkstack/watchdog")
+"""What the watchdog's last look found (onhost/watchdog.py)."""
+WATCHDOG = "sparkstack-watchdog.service"
+NO_HEALTH = (404, 405, 501)  # of an engine that has no such question
 QUERY = "temperature.gpu,power.draw,utilization.gpu,memory.used"
 ANSWER_S = 3.0
 PREFIXES = ("vllm:", "sglang:", "llamacpp:", "atlas_")
 """How the metrics of the engines begin (sparkstack/engine_metrics.py says which is which)."""
-WORDS = 200  # of an answer that is no success: what stands in the engine's place says why in them
+WORDS = 300  # of an answer that is no success: what stands in the engine's place says why in them
 
 
 def output(*words: str) -> str | None:
@@ -76,6 +80,21 @@ def last_error(name: str) -> str:
     return lines[-1][:WORDS] if lines else ""
 
 
+def watchdog() -> dict[str, Any]:
+    """Its unit, and what its last look found: None where it wrote nothing."""
+    said = output("systemctl", "show", "-p", "ActiveState,UnitFileState", WATCHDOG) or ""
+    about = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    try:
+        last = json.loads(LOOK.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        last = None
+    return {
+        "active": about.get("ActiveState", ""),
+        "enabled": about.get("UnitFileState", ""),
+        "last": last if isinstance(last, dict) else None,
+    }
+
+
 def reason(text: str) -> str:
     """What an answer that is no success says: the message of an error, where it is one in JSON."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -113,10 +132,11 @@ def number(text: str) -> float | None:
         return None
 
 
-def get(url: str, key: str = "") -> tuple[int, str]:
+def get(url: str, key: str = "", body: Any = None) -> tuple[int, str]:
     """Status and text; status 0 where nobody answers."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(url)
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {} if data is None else {"Content-Type": "application/json"})
     if key:
         request.add_unredirected_header("Authorization", f"Bearer {key}")
     try:
@@ -150,13 +170,25 @@ def reading(url: str, key: str = "") -> dict[str, Any]:
     return {"status": status, "t": time.time(), "text": "\n".join(kept)}
 
 
-def endpoint(url: str, seconds: float, key: str = "") -> dict[str, Any]:
+def completes(url: str, model: Any, key: str) -> bool:
+    """Does one token come? For an engine that has no /health."""
+    body = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
+    status, text = get(f"{url}/v1/completions", key, body)
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return status == 200 and json.loads(text)["usage"]["completion_tokens"] > 0
+    return False
+
+
+def endpoint(url: str, seconds: float, key: str = "", model: Any = None) -> dict[str, Any]:
     status, text = get(f"{url}/health")
     first = reading(url, key)
     time.sleep(seconds if first["status"] == 200 else 0)
     readings = [first, reading(url, key)] if first["status"] == 200 else [first]
     said = "" if status == 200 else reason(text)
-    return {"health": status, "said": said, "readings": readings}
+    found = {"health": status, "said": said, "readings": readings}
+    if status in NO_HEALTH:
+        found["completes"] = completes(url, model, key)
+    return found
 
 
 def main(config: str, name: str, seconds: str) -> None:
@@ -169,14 +201,14 @@ def main(config: str, name: str, seconds: str) -> None:
         "last_error": last_error(name) if ended else "",
         # By the clock that systemd's monotonic times are of.
         "now_s": time.clock_gettime(time.CLOCK_MONOTONIC),
+        "watchdog": watchdog(),
         "memory": memory(),
         "gpus": gpus(),
         "endpoint": None,
     }
     if about and about.get("rank") == 0 and about.get("endpoint"):
-        found["endpoint"] = endpoint(
-            str(about["endpoint"]).rstrip("/"), float(seconds), api_key(Path(config))
-        )
+        url, key = str(about["endpoint"]).rstrip("/"), api_key(Path(config))
+        found["endpoint"] = endpoint(url, float(seconds), key, about.get("model"))
     print(json.dumps(found))
 
 

@@ -11,44 +11,39 @@ started from here.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from onhost import group
+from onhost.files import write_atomic
 from onhost.group import CONTAINER, UNIT, Peers, Served, State
-from onhost.plan import JobError, Plan
+from onhost.last_words import without_secrets
+from onhost.limits import Limits
+from onhost.plan import JobError
 from onhost.probe_engine import LEAST_MISSES, Judge, Outcome, Seen, Verdict, probe, replicas_of
 
 MARKER = ".sparkstack-onhost"
-HEAD_STOPS_SECONDS = 60.0
-"""How long a worker stays with a head that stops, at least: until then open requests may end there."""
+NOTE = "watchdog"
+NEXT_SECONDS = 60.0  # for the questions to the other ranks, and for a host that is short of time
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The knobs: s between two looks; s for one token; how many are missed before an engine is dead; for how
-    many s a rank may be gone; for how many s an engine without counters may be busy."""
+class Last:
+    """What the last look found, for `sparkstack status`. `word`: a Verdict's, or "watches" (a worker, whose
+    head is there), "loads", "waits" (no engine was started), "gone" (a rank is away); `answer`: s that the
+    last token of this start took."""
 
-    interval: float
-    timeout: float
-    misses: int
-    away: float
-    busy: float = 3600
-
-    @classmethod
-    def read(cls, path: Path) -> Limits:
-        plan = Plan.read(path)
-        return cls(
-            plan.number("interval_s", 15),
-            plan.number("timeout_s", 30),
-            plan.integer("misses", 4),
-            plan.number("away_s", 120),
-            plan.number("busy_s", 3600),
-        )
+    word: str
+    said: str = ""
+    missed: int = 0
+    misses: int = 0  # so many, and the group is started again
+    answer: float | None = None
 
 
 class Watch:
@@ -73,15 +68,20 @@ class Watch:
         self._start = ""  # the start of the engine that the judges have seen
         self._places: dict[int, frozenset[str]] = {}  # where each rank was asked at first in this start
         self._gone: dict[int, float] = {}  # since when a rank has been found gone, at each look
+        self.last = Last(Verdict.NOT_CHECKED.value)
+        self._answer: float | None = None
 
     def look(self, served: Served, own: State, others: dict[int, State], limits: Limits) -> None:
         """One look at a rank's own state and what the others said."""
         if own.invocation != self._start:
             self.forget()
-            self._start, self._places = own.invocation, {}
+            self._start, self._places, self._answer = own.invocation, {}, None
         if not _computes(own):
             self.forget()
+            self.last = Last("waits", f"the unit is {own.active}")
             return
+        loads = served.rank == 0 and own.active != "active"
+        self.last = Last("loads" if loads else "watches", answer=self._answer)
         others = {rank: state for rank, state in others.items() if self._same_host(rank)}
         self._gone = {rank: since for rank, since in self._gone.items() if rank in others}
         if served.rank > 0:
@@ -122,8 +122,13 @@ class Watch:
         replica = self._replica % replicas
         judge = self._judges.setdefault(replica, Judge())
         several = replicas > 1
+        began = self._clock()
         seen = self._ask(served, limits, replica) if several else self._probe(served, limits.timeout, None)
+        if seen.outcome is Outcome.TOKEN:
+            self._answer = self._clock() - began
         verdict = judge.see(seen, limits.misses, limits.busy)
+        misses = max(limits.misses, LEAST_MISSES)
+        self.last = Last(verdict.value, seen.said, judge.missed, misses, self._answer)
         # One that missed is asked again first, so that a dead one is found as soon as an engine alone.
         self._replica = replica if verdict is Verdict.MISSED else replica + 1
         whose = f" from replica {replica}" if several else ""
@@ -134,7 +139,6 @@ class Watch:
         elif verdict is Verdict.ALIVE:
             self._say("tokens come", quiet=not self._said)
         elif verdict is Verdict.MISSED:
-            misses = max(limits.misses, LEAST_MISSES)
             self._say(f"missed a token{whose} ({judge.missed} of {misses}): {seen.said}")
         elif verdict is Verdict.SLOW:
             self._say(f"the engine is slow: it works, and a token{whose} takes longer than the limit")
@@ -159,7 +163,8 @@ class Watch:
         if head is None:
             return
         if head.answered:
-            self._for_long(served, 0, group.apart(head, own.invocation), max(limits.away, HEAD_STOPS_SECONDS))
+            away = max(limits.away, limits.head_stops)
+            self._for_long(served, 0, group.apart(head, own.invocation), away)
         else:
             self._for_long(served, 0, self._silence(0, head), limits.away)
 
@@ -178,6 +183,7 @@ class Watch:
         if rank not in self._gone:
             self._gone[rank] = now
             self._say(f"{served.name(rank)} {why}")
+        self.last = Last("gone", f"{served.name(rank)} {why}", answer=self._answer)
         if (seconds := now - self._gone[rank]) < away:
             return False
         self._gone.clear()
@@ -186,6 +192,8 @@ class Watch:
 
     def _restart(self, why: str) -> None:
         self._say(f"starts the group anew: {why}")
+        if self.last.word != Verdict.DEAD.value:
+            self.last = Last("gone", why, answer=self._answer)
         self._said = "started anew"  # so that the next token is told, and the same reason once more
         self._begin_anew(self._start)
 
@@ -224,6 +232,27 @@ def pings(peers: Peers, rank: int) -> bool:
     return any(group.command("ping", "-c", "1", "-W", "2", way, seconds=5)[0] for way in ways)
 
 
+def note(last: Last, own: State, limits: Limits) -> None:
+    """Put what the last look found where `sparkstack status` reads it; everybody on this host may."""
+    found = {
+        "format": 1,
+        "when": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "at_s": round(time.monotonic(), 3),
+        # Until then another look has been made, or the watchdog hangs.
+        "next_within_s": limits.interval + 4 * limits.timeout + NEXT_SECONDS,
+        "invocation": own.invocation,
+        "verdict": last.word,
+        "said": without_secrets(" ".join(last.said.split())),
+        "missed": last.missed,
+        "misses": last.misses,
+        "answer_s": None if last.answer is None else round(last.answer, 3),
+    }
+    # A disk that is full is told by others.
+    with contextlib.suppress(OSError):
+        group.RUN.mkdir(mode=0o755, exist_ok=True)
+        write_atomic(group.RUN / NOTE, (json.dumps(found) + "\n").encode())
+
+
 def main(config_dir: Path) -> int:
     """The command: runs until its own code is replaced; systemd starts it again with the new one."""
     marker = Path(sys.prefix) / MARKER
@@ -246,22 +275,22 @@ def main(config_dir: Path) -> int:
         say=say,
     )
     while _text(marker) == code:
-        interval = 15.0
+        limits, own, last = Limits(), State(), None
         try:
             limits = Limits.read(config_dir / "watchdog.json")
-            interval = limits.interval
             served = group.read_release(config_dir)
             own = group.own_state(config_dir)
             asked = (served.workers if served.rank == 0 else range(1)) if served.world > 1 else range(0)
             others = peers.states(asked) if peers.known and _computes(own) else {}
             watch.look(served, own, others, limits)
-            broken = ""
+            broken, last = "", watch.last
         except JobError as error:
             watch.forget()
             if str(error) != broken:
                 broken = str(error)
                 say(f"not checked: {broken}")
-        time.sleep(interval)
+        note(last or Last(Verdict.NOT_CHECKED.value, broken), own, limits)
+        time.sleep(limits.interval)
     say("the package onhost was replaced")
     return 0
 

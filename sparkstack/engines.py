@@ -33,8 +33,10 @@ def started(
     port: int,
     accelerator: Accelerator = "gpu",
     api_key: bool = False,
+    drain: int = launch.DRAIN_SECONDS,
 ) -> Started:
-    """What `recipe` starts on one rank. `api_key`: the endpoint asks for a key.
+    """What `recipe` starts on one rank. `api_key`: the endpoint asks for a key. `drain`: s that open requests
+    have when it is stopped, where the engine is told.
 
     Errors: SparkstackError for options that are worked out elsewhere, parallel sizes that are not the number
     of hosts, and a command that cannot be filled in.
@@ -48,7 +50,13 @@ def started(
             return Started(command_argv(recipe, rank, bind=bind, port=port, api_key=api_key))
         case _:
             words = launch.serve_argv(
-                recipe, rank, model_path=MODEL_PATH, bind=bind, port=port, accelerator=accelerator
+                recipe,
+                rank,
+                model_path=MODEL_PATH,
+                bind=bind,
+                port=port,
+                accelerator=accelerator,
+                drain=drain,
             )
             if launch.over_ray(recipe, rank.world):
                 words = engine_ray.argv(rank, words, accelerator)

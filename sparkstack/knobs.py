@@ -196,7 +196,8 @@ Seconds = Annotated[float, Field(ge=1, le=86400)]
 
 
 class Watchdog(Strict):
-    """The limits of the watchdog (onhost/watchdog.py has the same names); each may be left out."""
+    """The limits of the watchdog and of a rank's start (onhost/limits.py has the same names, and the same
+    defaults); each may be left out."""
 
     enabled: bool = True
     interval_s: Seconds = 15
@@ -204,6 +205,12 @@ class Watchdog(Strict):
     misses: Annotated[int, Field(ge=1, le=1000)] = 4
     away_s: Seconds = 120
     busy_s: Seconds = 3600
+    head_stops_s: Seconds = 60
+    docker_s: Seconds = 120
+    port_s: Seconds = 60
+    memory_s: Seconds = 180
+    again_s: Seconds = 300
+    back_off_s: Seconds = 60
 
 
 class Knobs(Strict):
@@ -260,6 +267,7 @@ class Knobs(Strict):
     link_wanted: LinkWanted
     management_interface: NetworkInterface
     serve_bind: Bind
+    drain_s: Annotated[int, Field(ge=0, le=3600)]
     watchdog: Watchdog
     api_key_file: str | None
     api_key_env: EnvName | None

@@ -17,13 +17,17 @@ from sparkstack.recipe_fields import DERIVED_OPTIONS
 Accelerator = Literal["gpu", "cpu"]
 
 CONTAINER = "sparkstack-serve"
-STOP_SECONDS = 30
-"""How long a server may take to end, when its unit or Docker stops."""
 DRAIN_SECONDS = 25
-"""How long vLLM lets open requests end when it is stopped; less than the unit gives it. Without this word it
-cuts them off."""
+"""How long vLLM lets open requests end when it is stopped, where the site's `drain_s` says nothing else.
+Without a word it cuts them off."""
+END_SECONDS = 5
+"""How long a server may take beyond that to end, when its unit or Docker stops."""
+UNIT_SECONDS = 15
+"""How long the unit lets Docker take beyond that."""
 DRAINS_FROM = (0, 18)
 """The first vLLM that knows it."""
+PRIORITY_FROM = (0, 13)
+"""The first vLLM that takes requests by priority without ending at one with `n` above 1 (vllm#29764)."""
 MASTER_PORT, MASTER_PORTS = 25000, 5000
 """Where the ranks meet on the head's address: one of so many ports from this one on (below those that the
 kernel gives away by itself)."""
@@ -67,10 +71,12 @@ def serve_argv(
     bind: str,
     port: int,
     accelerator: Accelerator = "gpu",
+    drain: int = DRAIN_SECONDS,
 ) -> list[str]:
     """`vllm serve …` for one rank: what follows from the cluster first, then the recipe's options in order.
 
-    `bind` and `port` are where the head answers; other ranks answer nowhere.
+    `bind` and `port` are where the head answers; other ranks answer nowhere. `drain`: s for open requests
+    when it is stopped.
     Errors: SparkstackError naming options that are worked out elsewhere, and parallel sizes that are not
     the number of hosts.
     """
@@ -83,8 +89,12 @@ def serve_argv(
     derived: dict[str, Any] = {"served_model_name": recipe.served_name}
     if rank.rank == 0:
         derived |= {"host": bind, "port": port}
-        if "shutdown_timeout" not in options and _drains(recipe, rank.world):
-            derived["shutdown_timeout"] = DRAIN_SECONDS
+        if "shutdown_timeout" not in options and _has(recipe, rank.world, DRAINS_FROM):
+            derived["shutdown_timeout"] = drain
+    # So that the watchdog's token comes after users' requests. Not over several hosts: a pair of Sparks hung
+    # under it and not without (MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark#184).
+    if rank.world == 1 and "scheduling_policy" not in options and _has(recipe, rank.world, PRIORITY_FROM):
+        derived["scheduling_policy"] = "priority"
     if recipe.image.build == "source" and accelerator == "gpu" and "mm_encoder_attn_backend" not in options:
         derived["mm_encoder_attn_backend"] = ENCODER_BACKEND
     derived |= parallel_sizes.derived(options, recipe.metadata, rank.world)
@@ -118,8 +128,8 @@ def serve_argv(
     return words_of(model_path, derived | given)
 
 
-def _drains(recipe: Recipe, world: int) -> bool:
-    """Does the image's vLLM know `--shutdown-timeout`? One that does not would end at once for it.
+def _has(recipe: Recipe, world: int, first: tuple[int, int]) -> bool:
+    """Is the image's vLLM `first` or newer? An older one would end at once for a flag that it does not know.
 
     Where neither the recipe nor the tag of vLLM's own image says the version, an image that needs Ray is an
     older one, and any other one knows it.
@@ -127,7 +137,31 @@ def _drains(recipe: Recipe, world: int) -> bool:
     named = re.search(r"vllm-openai:v(\d+\.\d+)", recipe.image.base)
     said = recipe.image.version or (named[1] if named else "")
     numbers = tuple(int(part) for part in re.findall(r"\d+", said)[:2])
-    return numbers >= DRAINS_FROM if numbers else not over_ray(recipe, world)
+    return numbers >= first if numbers else not over_ray(recipe, world)
+
+
+def stop_seconds(drain: int) -> int:
+    """How long a server may take to end, when its unit or Docker stops; then it is killed."""
+    return drain + END_SECONDS
+
+
+def unit_stop_seconds(drain: int) -> int:
+    """How long systemd lets that take."""
+    return stop_seconds(drain) + UNIT_SECONDS
+
+
+def drain_problems(recipe: Recipe, drain: int) -> list[Problem]:
+    """A `shutdown_timeout` of the recipe that its unit would cut off."""
+    value = recipe.serve.options.get("shutdown_timeout") if recipe.serve.engine == "vllm" else None
+    try:
+        seconds = float(str(value))
+    except ValueError:  # nothing, or what vLLM refuses itself
+        return []
+    if seconds <= drain:
+        return []
+    found = f"serve.options.shutdown_timeout {value}"
+    wanted = f"at most {drain}, the site's drain_s, after which the engine is killed"
+    return [Problem(f"recipe {recipe.name}", found, wanted, "raise drain_s in group_data, or lower it")]
 
 
 def over_ray(recipe: Recipe, world: int) -> bool:
@@ -154,6 +188,7 @@ def docker_argv(
     entrypoint: bool = True,
     cache: bool = False,
     stop_signal: str | None = None,
+    drain: int = DRAIN_SECONDS,
 ) -> list[str]:
     """`docker run …` around the command `serve` (its first word becomes the entry point; with `entrypoint`
     false the image keeps its own, and all of `serve` are its arguments).
@@ -166,7 +201,7 @@ def docker_argv(
     # An image that is gone is an error and no download: a start asks nobody outside.
     words = ["docker", "run", "--rm", "--pull", "never", "--name", name]
     # For a Docker that is stopped itself, which gives a container 10 s otherwise.
-    words += ["--stop-timeout", str(STOP_SECONDS)]
+    words += ["--stop-timeout", str(stop_seconds(drain))]
     if stop_signal is not None:
         words += ["--stop-signal", stop_signal]
     words += ["--network", "host", "--ipc", "host"]

@@ -142,7 +142,8 @@ def _unit(recipe: Recipe) -> str:
         config_dir=CONFIG_DIR,
         state_dir=STATE_DIR,
         python=PYTHON,
-        stop_seconds=launch.STOP_SECONDS,
+        stop_seconds=launch.stop_seconds(launch.DRAIN_SECONDS),
+        unit_stop_seconds=launch.unit_stop_seconds(launch.DRAIN_SECONDS),
         drop_caches=True,
     )
 

@@ -20,6 +20,8 @@ FORMAT = 1
 NOT_CHECKED = "not checked"
 READY = "ready"
 """The word of a rank whose checks are done (onhost/group.py)."""
+WEDGED_MISSES = 2
+"""So many tokens missed in a row, with counters that stand still: one alone proves little."""
 STATES = {"active": "serves", "activating": "starts", "deactivating": "stops", "failed": "failed"}
 
 
@@ -28,11 +30,13 @@ def document(
     said: Mapping[str, Mapping[str, Any] | str],
     other: Mapping[str, Any] | None = None,
     addresses: Mapping[str, str] | None = None,
+    watched: Mapping[str, bool] | None = None,
 ) -> dict[str, Any]:
     """The status as JSON (docs/interfaces.md). `said` holds each host of the inventory, the head first, with
     what it said, or with why it did not. `other` is an endpoint that was read from here, at its `url`.
-    `addresses`: the hosts' on the management network, by which an endpoint on all interfaces is reached."""
-    hosts = [_host(name, found) for name, found in said.items()]
+    `addresses`: the hosts' on the management network, by which an endpoint on all interfaces is reached.
+    `watched`: on which hosts a watchdog is declared."""
+    hosts = [_host(name, found, (watched or {}).get(name, False)) for name, found in said.items()]
     releases = {host["release"] for host in hosts if host["release"]}
     name, head = next(((name, found) for name, found in said.items() if _is_head(found)), ("", None))
     if len(releases) > 1:
@@ -43,7 +47,9 @@ def document(
     endpoint = None
     if other is not None:
         about = (head or {}).get("release") or {}  # type: ignore[union-attr]
-        endpoint = _endpoint(str(other["url"]), None, about.get("model"), other)
+        own = (head or {}).get("endpoint") or {}  # type: ignore[union-attr]
+        asked = {"completes": own.get("completes"), **other}
+        endpoint = _endpoint(str(other["url"]), None, about.get("model"), asked)
     elif isinstance(head, Mapping) and head.get("endpoint"):
         own, bind = head["release"]["endpoint"], head["release"].get("bind")
         url = url_for_others(own, bind, (addresses or {}).get(name))
@@ -71,7 +77,7 @@ def _is_head(found: Mapping[str, Any] | str) -> bool:
     return isinstance(found, Mapping) and (found.get("release") or {}).get("rank") == 0
 
 
-def _host(name: str, found: Mapping[str, Any] | str) -> dict[str, Any]:
+def _host(name: str, found: Mapping[str, Any] | str, watched: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "host": name,
         "rank": None,
@@ -82,6 +88,7 @@ def _host(name: str, found: Mapping[str, Any] | str) -> dict[str, Any]:
         "waits_for": None,
         "memory": None,
         "gpus": None,
+        "watchdog": None,
         "problem": None,
     }
     if isinstance(found, str):
@@ -104,7 +111,40 @@ def _host(name: str, found: Mapping[str, Any] | str) -> dict[str, Any]:
         told = f"{active} ({unit.get('SubState')}, last result {unit.get('Result')})"
         why = f": {row['waits_for']}" if row["waits_for"] else ""
         _blame(row, f"unit {told}{why}", "active", "see journalctl -u sparkstack-serve there")
+    row["watchdog"] = _watchdog(row, found, watched)
     return row
+
+
+def _watchdog(row: dict[str, Any], found: Mapping[str, Any], declared: bool) -> dict[str, Any] | None:
+    """What a host's watchdog says; what is wrong by it is the row's problem. None where it was not asked."""
+    said = found.get("watchdog")
+    if not isinstance(said, Mapping):
+        return None
+    state, last = str(said.get("active") or "inactive"), said.get("last")
+    see = "journalctl -u sparkstack-watchdog"
+    shown: dict[str, Any] = {"state": state, "verdict": None, "said": None, "age_s": None}
+    shown |= {"missed": None, "misses": None, "answer_s": None}
+    if state != "active":
+        # One whose code was replaced is started again after some seconds.
+        if declared and row["release"] and state != "activating":
+            _blame(row, f"watchdog {state}", "active, as declared", f"run deploy.py, or see {see} there")
+        return shown
+    # What was found of an earlier start is none of this one.
+    if not isinstance(last, Mapping) or last.get("invocation") != found["unit"].get("InvocationID"):
+        return shown
+    age = max(round(float(found.get("now_s") or 0) - float(last.get("at_s") or 0), 1), 0.0)
+    names = ("verdict", "said", "missed", "misses", "answer_s")
+    shown |= {"age_s": age, **{name: last.get(name) for name in names}}
+    if age > float(last.get("next_within_s") or age):
+        wanted = f"one within {last['next_within_s']:.0f} s"
+        _blame(row, f"the watchdog's last look {age:.0f} s ago", wanted, f"see {see} there")
+    elif shown["verdict"] == "dead" or int(shown["missed"] or 0) >= WEDGED_MISSES:
+        if row["state"] == STATES["active"]:
+            row["state"] = "wedged"
+        told = f"no token {shown['missed']} times in a row ({shown['said']})"
+        remedy = f"the watchdog starts the group again at {shown['misses']}; see {see} there"
+        _blame(row, told, "tokens", remedy)
+    return shown
 
 
 def _waits_for(found: Mapping[str, Any]) -> str | None:
@@ -150,7 +190,8 @@ def _gpus(found: Any) -> list[dict[str, float | None]] | None:
 def _endpoint(url: str, bind: Any, model: Any, found: Mapping[str, Any]) -> dict[str, Any]:
     health, readings = found.get("health"), list(found.get("readings") or [])
     problem = None
-    if health != 200:
+    answers = health == 200 or bool(found.get("completes"))
+    if not answers:
         told = f"HTTP {health}" if health else "no answer"
         words = f" ({found['said']})" if found.get("said") else ""
         remedy = "see journalctl -u sparkstack-serve on the head"
@@ -163,7 +204,7 @@ def _endpoint(url: str, bind: Any, model: Any, found: Mapping[str, Any]) -> dict
     except (ValueError, KeyError, TypeError):
         unread, wanted = "/metrics that cannot be read", "Prometheus's text format"
         problem = problem or str(Problem(url, unread, wanted, "check what listens there"))
-    about = {"url": url, "bind": bind, "model": model, "answers": health == 200, "problem": problem}
+    about = {"url": url, "bind": bind, "model": model, "answers": answers, "problem": problem}
     about["metrics"] = readings[-1].get("status") if readings else None
     return about | asdict(numbers)
 
@@ -172,7 +213,7 @@ def reason(text: str) -> str:
     """What an answer that is no success says, as onhost/status.py has it: an error's message, else all."""
     with suppress(ValueError, TypeError, KeyError):
         text = str(json.loads(text)["error"]["message"])
-    return " ".join(text.split())[:200]
+    return " ".join(text.split())[:300]
 
 
 # For people.
@@ -253,6 +294,9 @@ def _rows(status: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, .
         "host", "rank", "state", "up", "restarts", "release", "memory used", "temperature",
     )  # fmt: skip
     rows = [_row(host) for host in status["hosts"]]
+    if any(host["watchdog"] for host in status["hosts"]):
+        titles = (*titles, "watchdog")
+        rows = [(*row, _look(host["watchdog"])) for row, host in zip(rows, status["hosts"], strict=True)]
     if any(host["waits_for"] for host in status["hosts"]):
         titles = (*titles, "waits for")
         waits = [str(host["waits_for"] or "-") for host in status["hosts"]]
@@ -276,6 +320,20 @@ def _row(host: Mapping[str, Any]) -> tuple[str, ...]:
         used,
         _temperature(host["gpus"]),
     )
+
+
+def _look(watchdog: Mapping[str, Any] | None) -> str:
+    """What a watchdog found last, in a few words."""
+    if watchdog is None:
+        return NOT_CHECKED
+    if watchdog["state"] != "active" or watchdog["verdict"] is None:
+        return "no look yet" if watchdog["state"] == "active" else str(watchdog["state"])
+    word = str(watchdog["verdict"])
+    if word == "missed":
+        word = f"missed {watchdog['missed']} of {watchdog['misses']}"
+    elif watchdog["answer_s"] is not None:
+        word += f", a token in {watchdog['answer_s']:.1f} s"
+    return f"{word}; {watchdog['age_s']:.0f} s ago"
 
 
 def _temperature(gpus: Sequence[Mapping[str, float | None]] | None) -> str:

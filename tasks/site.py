@@ -16,7 +16,18 @@ from typing import Any
 
 from pyinfra.api.exceptions import PyinfraError
 
-from sparkstack import api_key, engine_cache, engines, image_source, launch, nccl, recipe, release, releases
+from sparkstack import (
+    api_key,
+    engine_cache,
+    engines,
+    image_source,
+    knobs,
+    launch,
+    nccl,
+    recipe,
+    release,
+    releases,
+)
 from sparkstack.distribution import Distribution
 from sparkstack.endpoint import own_url
 from sparkstack.expectation import profile_of
@@ -272,6 +283,7 @@ class Site:
             port=self.recipe.serve.port,
             accelerator=accelerator,
             api_key=self.api_key is not None,
+            drain=self.data.drain_s,
         )
         files = []
         if self.api_key_path and engines.reads_key_file(self.recipe.serve.engine):
@@ -286,6 +298,7 @@ class Site:
             shm_size=self.recipe.serve.shm_size,
             cache=engine_cache.keeps(self.recipe),
             stop_signal=engines.STOP_SIGNALS.get(self.recipe.serve.engine),
+            drain=self.data.drain_s,
             extra=[*files, *self.recipe.serve.extra_docker_args],
         )
 
@@ -296,15 +309,21 @@ class Site:
             config_dir=self.data.config_dir,
             state_dir=self.data.state_dir,
             python=self.python,
-            stop_seconds=launch.STOP_SECONDS,
+            stop_seconds=launch.stop_seconds(self.data.drain_s),
+            unit_stop_seconds=launch.unit_stop_seconds(self.data.drain_s),
             drop_caches=self.data.drop_caches,
         )
         return ManagedFile.text(f"/etc/systemd/system/{UNIT}", text)
 
     @functools.cached_property
     def watchdog_files(self) -> list[ManagedFile]:
-        """The watchdog's unit, which is the same in every release, and its limits, which are in none."""
+        """The limits of starts and watchdog, which are in no release, and the watchdog's unit, which is the
+        same in every one."""
         limits = {name: value for name, value in dict(self.data.watchdog).items() if name != "enabled"}
+        # Until its unit is killed a head that stops may serve.
+        stops = launch.unit_stop_seconds(self.data.drain_s) + launch.UNIT_SECONDS
+        if stops > limits.get("head_stops_s", knobs.Watchdog().head_stops_s):
+            limits["head_stops_s"] = stops
         config = self.data.config_dir
         unit = render("sparkstack-watchdog.service.j2", python=self.python, config_dir=config)
         return [
@@ -319,6 +338,7 @@ class Site:
             url=self.endpoint if rank == 0 else None,
             model=self.served_model,
             python=self.python,
+            config_dir=self.data.config_dir,
             api_key_file=self.api_key_path,
             timeout=self.recipe.serve.ready_timeout_s,
         )

@@ -96,8 +96,18 @@ def _document(hosts: list[Any], refused: dict[str, str], url: str | None) -> dic
         else:
             said[one.name] = asked[one.name].get()
     return serving_status.document(
-        _now(), said, other, {one.name: management_address(one) for one in hosts}
+        _now(),
+        said,
+        other,
+        {one.name: management_address(one) for one in hosts},
+        {one.name: _watched(one) for one in hosts},
     )
+
+
+def _watched(one: Any) -> bool:
+    """Does the site declare a watchdog?"""
+    declared = one.data.get("watchdog")
+    return isinstance(declared, dict) and declared.get("enabled", True) is True
 
 
 def _connect_again(one: Any, rights: dict[str, str]) -> None:

@@ -20,8 +20,8 @@ def wanted(site: Site) -> bool:
 
 
 def files(site: Site) -> list[ManagedFile]:
-    """What the watchdog reads; nothing where it is switched off."""
-    return site.watchdog_files if wanted(site) else []
+    """Its unit, where it is wanted, and the limits, which a rank's start reads in every case."""
+    return site.watchdog_files if wanted(site) else site.watchdog_files[:1]
 
 
 @operation()

@@ -17,6 +17,7 @@ import pytest
 from onhost import __main__ as command
 from onhost import docker_cli, group, prestart
 from onhost.group import Peers, Served, State
+from onhost.limits import Limits
 from onhost.plan import JobError
 from onhost.prestart import Start
 from onhost.unready import Unready
@@ -288,6 +289,27 @@ def test_a_release_of_before_these_notes_is_read_too(tmp_path: Path) -> None:
     assert (found.bind, found.port, found.priority, found.api_key_file) == ("0.0.0.0", 9, False, Path("/k"))
 
 
+@pytest.mark.parametrize(
+    ("words", "takes"),
+    [
+        (["vllm", "serve", "/model", "--scheduling-policy", "priority"], True),
+        (["--scheduling-policy=priority"], True),
+        (["--scheduling_policy", "priority"], True),
+        (["--scheduling-policy", "fcfs"], False),
+        (["--scheduling-policy=fcfs"], False),
+        (["--scheduling-policy", "fcfs", "--scheduling-policy=priority"], True),
+        (["--scheduling-policy=priority", "--scheduling-policy", "fcfs"], False),
+        (["--scheduling-policy"], False),
+        (["a=--scheduling-policy", "priority"], False),
+        (["--other", "priority"], False),
+        ([], False),
+    ],
+)
+def test_an_engine_that_takes_priorities_is_told_by_its_command(words: list[str], takes: bool) -> None:
+    """Sent to another one, a priority is refused (400), and the engine would not be checked."""
+    assert group.takes_priority(words) is takes
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"release": "x"}', '{"rank": null}'])
 def test_no_release_is_a_line(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "current").mkdir()
@@ -370,8 +392,11 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     return made
 
 
-def start(host: Host, peers: Peers, **about: Any) -> Start:
-    return Start(served(**about), peers, Path("/c"), drop_caches=False, invocation="hh", say=host.said.append)
+def start(host: Host, peers: Peers, limits: Limits | None = None, **about: Any) -> Start:
+    said = host.said.append
+    return Start(
+        served(**about), peers, Path("/c"), drop_caches=False, invocation="hh", say=said, limits=limits
+    )
 
 
 def test_a_group_begins_when_every_rank_waits(host: Host) -> None:
@@ -490,7 +515,7 @@ def test_after_a_long_wait_the_host_is_looked_at_again(
     with pytest.raises(JobError, match="found no image"):
         start(host, Played(*away, {1 - rank: other}), rank=rank).run()
     gaps = [after - before for before, after in itertools.pairwise(looks)]
-    assert len(gaps) == 4 and max(gaps) <= prestart.AGAIN_SECONDS + 2 * prestart.SLOW
+    assert len(gaps) == 4 and max(gaps) <= Limits.again + 2 * prestart.SLOW
 
 
 def test_a_worker_short_of_memory_is_not_ready_meanwhile(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,6 +548,71 @@ def test_starts_that_fail_wait_longer_and_longer(host: Host) -> None:
     group.write_line("anew", "by the watchdog")
     assert pause(host, restarts=0) == 5
     assert pause(host, restarts=0) == 0
+
+
+@pytest.mark.parametrize(
+    ("longest", "pauses"),
+    [
+        (60.0, [0, 5, 10, 20, 40, 60, 60]),
+        (7.0, [0, 5, 7, 7, 7, 7, 7]),
+        (1.0, [0, 1, 1, 1, 1, 1, 1]),
+        (90.0, [0, 5, 10, 20, 40, 80, 90]),
+    ],
+)
+def test_the_longest_pause_is_a_limit(longest: float, pauses: list[float]) -> None:
+    assert [prestart.pause_after(failed, longest) for failed in range(7)] == pauses
+    assert prestart.pause_after(100_000, longest) == longest
+
+
+def test_how_long_a_start_waits_is_a_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(docker=7, port=5, memory=9)
+    alone = Peers(Path("/nowhere"))
+
+    def seconds(**about: Any) -> float:
+        began = time.monotonic()
+        with pytest.raises(JobError):
+            start(host, alone, limits, **about).run()
+        return time.monotonic() - began
+
+    monkeypatch.setattr(prestart, "available_gib", lambda text: 1.0)
+    assert 9 < seconds(world=1, memory_gib=2.0) <= 9 + prestart.SLOW
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert 5 < seconds(world=1, port=taken.getsockname()[1]) <= 5 + prestart.QUICK
+    host.docker["rm"] = [(False, "no answer in 60 s")]
+    assert 7 < seconds(world=1) <= 7 + prestart.QUICK
+
+
+@pytest.mark.parametrize(
+    ("text", "port", "said"),
+    [
+        (None, 60, []),
+        ('{"port_s": 5}', 5, []),
+        ('{"misses": 4, "interval_s": 15}', 60, []),
+        ('{"port_s": "x"}', 60, ["found 'x' for the plan's key port_s"]),
+        ("no json", 60, ["that is not JSON"]),
+    ],
+)
+def test_a_start_reads_its_limits_and_begins_without_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str | None,
+    port: float,
+    said: list[str],
+) -> None:
+    seen: list[Limits] = []
+
+    class Begun(Start):
+        def run(self) -> None:
+            seen.append(self.limits)
+
+    monkeypatch.setattr(prestart, "Start", Begun)
+    if text is not None:
+        (tmp_path / "watchdog.json").write_text(text)
+    assert prestart.main(release_json(tmp_path), tmp_path, False) == 0
+    assert [one.port for one in seen] == [port]
+    heard = capsys.readouterr().err
+    assert all(words in heard for words in said) and bool(heard) is bool(said)
 
 
 def test_the_endpoint_says_why_starts_fail(

@@ -124,7 +124,7 @@ def test_what_is_slow_serves_all_the_same(
     metrics: list[str],
     serving_now: bool,
 ) -> None:
-    monkeypatch.setattr(ready, "LEAST", 0.1)
+    monkeypatch.setattr(ready, "LEAST", 0.4)
     monkeypatch.setattr(probe_engine, "PATIENCE", 0.15)
     server.fault, server.metrics = fault, metrics
     asked = ["serves", "--url", server.url, "--model", "tiny", "--timeout", "0.05"]
@@ -135,7 +135,7 @@ def test_what_is_slow_serves_all_the_same(
 def test_an_engine_without_counters_that_is_busy_is_waited_for(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ready, "LEAST", 0.1)
+    monkeypatch.setattr(ready, "LEAST", 0.4)
     server.fault, server.faults = "hangs", 1
     assert command.main(["serves", "--url", server.url, "--model", "tiny", "--timeout", "0.05"]) == 0
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import httpx
 import pytest
 from fake_openai import Server, serving
 from test_onhost_group import RELEASE, served, state
 
-from onhost import busy, group, probe_engine, watchdog
+from onhost import busy, group, probe_engine, ready, watchdog
 from onhost.busy import Spent, slots_of
 from onhost.group import State
+from onhost.http_client import ask
+from onhost.limits import Limits
 from onhost.plan import JobError
 from onhost.probe_engine import Judge, Outcome, Seen, Verdict, replicas_of, work_of
-from onhost.watchdog import Limits, Watch
+from onhost.watchdog import Last, Watch
 
 LIMITS = Limits(interval=1, timeout=1, misses=3, away=60)
 TOKEN, NONE = Seen(Outcome.TOKEN), Seen(Outcome.NONE, "no answer in 1 s", (5.0, 1.0, 1.0, 0.0))
@@ -470,9 +479,53 @@ def test_the_counters_of_one_replica() -> None:
 def test_a_probe_of_one_replica(server: Server, fault: str, outcome: Outcome, work: float | None) -> None:
     server.fault, server.metrics = fault, [PAGE]
     about = {**vars(served()), "model": "tiny", "endpoint": server.url}
-    seen = probe_engine.probe(group.Served(**about), 0.2, 1)
+    seen = probe_engine.probe(group.Served(**about), 1, 1)
     assert (seen.outcome, server.replicas) == (outcome, ["1"])
     assert (seen.work and seen.work[0]) == work
+
+
+def test_what_the_last_look_found_is_kept() -> None:
+    """For `sparkstack status`: the verdict, how many were missed, and how long the last token took."""
+    head = Rank()
+    assert head.watch.last.word == "not checked"
+    loading = state(active="activating", sub="start-post", invocation="hh", **MEMBERS)
+    head.look(loading, {1: WORKER})
+    assert head.watch.last == Last("loads")
+    took = [0.5]
+    ask = head.watch._probe
+
+    def slowly(*words: Any) -> Seen:
+        head.now += took[0]
+        return ask(*words)
+
+    head.watch._probe = slowly
+    head.look(HEAD, {1: WORKER}, TOKEN)
+    assert head.watch.last == Last("alive", "", 0, 3, 0.5)
+    took[0] = 9.0
+    head.look(HEAD, {1: WORKER}, NONE)
+    assert head.watch.last == Last("missed", NONE.said, 1, 3, 0.5)
+    head.look(HEAD, {1: WORKER}, Seen(Outcome.NONE, "no answer in 1 s", (6.0, 1.0, 1.0, 0.0)))
+    assert head.watch.last == Last("slow", "no answer in 1 s", 0, 3, 0.5)
+    head.look(HEAD, {1: WORKER}, Seen(Outcome.REFUSED, "HTTP 401"))
+    assert head.watch.last == Last("not checked", "HTTP 401", 0, 3, 0.5)
+    for _ in range(4):  # the counters moved before the first
+        head.look(HEAD, {1: WORKER}, NONE)
+    assert head.watch.last == Last("dead", NONE.said, 3, 3, 0.5) and head.done == [True]
+    head.look(state(active="activating", sub="start-pre", invocation="h2"))
+    assert head.watch.last == Last("waits", "the unit is activating")
+    head.look(state(active="active", sub="running", invocation="h2", **MEMBERS), {}, NONE)
+    assert head.watch.last == Last("missed", NONE.said, 1, 3, None)  # no token of this start yet
+
+
+def test_what_a_worker_s_last_look_found() -> None:
+    worker = Rank(1)
+    there = state(active="active", sub="running", invocation="hh", members={0: "hh", 1: "aa"})
+    worker.look(WORKER, {0: there})
+    assert worker.watch.last == Last("watches")
+    worker.look(WORKER, {0: State(said="timed out")})
+    worker.now = 30
+    worker.look(WORKER, {0: State(said="timed out")})
+    assert worker.watch.last == Last("gone", "rank 0 (spark-1) does not answer (timed out)")
 
 
 # ── The probe ──
@@ -502,6 +555,79 @@ def test_what_a_probe_finds(server: Server, fault: str, outcome: Outcome, said: 
     assert seen.outcome is outcome and seen.said.startswith(said)
     asked = server.requests[0]
     assert (asked["max_tokens"], asked["priority"]) == (1, probe_engine.LEAST_PRIORITY)
+
+
+@contextmanager
+def trickling(text: bytes) -> Iterator[str]:
+    """A server that sends these bytes, and after them one more byte again and again, none of them late."""
+
+    def answer(one: socket.socket) -> None:
+        with one, contextlib.suppress(OSError):
+            one.recv(65536)
+            for byte in itertools.chain(text, itertools.repeat(ord("x"), 400)):
+                one.sendall(bytes([byte]))
+                time.sleep(0.02)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=(server.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"HTTP/1.1 200 OK\r\nX: ",  # its headers never end
+        b"HTTP/1.1 200 OK\r\n\r\n",  # its body never ends
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n",
+    ],
+)
+def test_an_answer_that_trickles_is_none_in_time(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole of a question has its limit, and not each byte of the answer."""
+    monkeypatch.setattr(probe_engine, "METRICS_SECONDS", 0.3)
+    monkeypatch.setattr(ready, "LEAST", 0.1)
+    with trickling(text) as url:
+        about = {**vars(served(world=2)), "model": "tiny", "endpoint": url}
+        began = time.monotonic()
+        seen = probe_engine.probe(group.Served(**about), 0.4)
+        assert 0.7 <= time.monotonic() - began < 2
+        assert (seen.outcome, seen.said, seen.work) == (Outcome.NONE, "no answer in 0 s", None)
+        began = time.monotonic()
+        with pytest.raises(JobError, match="no answer within"):
+            probe_engine.serves(url, "tiny", None, 0.2)
+        assert time.monotonic() - began < 3
+
+
+def test_who_does_not_take_the_question_is_told_from_who_works_on_it(server: Server) -> None:
+    """Only the second may be busy."""
+    server.fault = "hangs"
+    with pytest.raises(httpx.ReadTimeout):
+        ask("POST", f"{server.url}/v1/completions", seconds=0.2, json={"model": "tiny"})
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        others = [socket.socket() for _ in range(4)]
+        for other in others:
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        with pytest.raises(httpx.ConnectTimeout):
+            ask("GET", f"http://127.0.0.1:{full.getsockname()[1]}", seconds=0.2)
+        for other in others:
+            other.close()
+    with pytest.raises(httpx.ConnectError):
+        ask("GET", "http://127.0.0.1:9", seconds=5)
+
+
+def test_an_engine_that_refuses_a_priority_is_asked_without_it(server: Server) -> None:
+    """A policy from elsewhere (a file of the image's) is not in its command."""
+    server.fault, server.faults = "error 400", 1
+    about = {**vars(served()), "model": "tiny", "endpoint": server.url, "priority": True}
+    assert probe_engine.probe(group.Served(**about), 5).outcome is Outcome.TOKEN
+    assert ["priority" in asked for asked in server.requests] == [True, False]
 
 
 SLOT = {"id": 0, "id_task": 7, "is_processing": True, "n_ctx": 4096, "params": {"n_predict": -1}}
@@ -549,7 +675,7 @@ def test_what_is_looked_at_where_there_are_no_counters(
     monkeypatch.setattr(probe_engine, "spent_by", lambda name: Spent(1, 1))
     server.fault, server.slots, server.metrics = fault, slots, metrics
     about = {**vars(served(world=world)), "model": "tiny", "endpoint": server.url}
-    seen = probe_engine.probe(group.Served(**about), 0.1)
+    seen = probe_engine.probe(group.Served(**about), 0.5)
     assert (seen.work, seen.spent is not None) == (work, spent)
 
 
@@ -603,13 +729,25 @@ def test_counters_are_summed_over_labels() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{}", None), ('{"misses": 0}', "misses"), ('{"interval_s": "a"}', "interval_s"), ("", "JSON")],
+    [
+        ("{}", None),
+        ('{"misses": 0}', "misses"),
+        ('{"interval_s": "a"}', "interval_s"),
+        ('{"port_s": -1}', "port_s"),
+        ('{"back_off_s": true}', "back_off_s"),
+        ("", "JSON"),
+    ],
 )
 def test_limits(tmp_path: Path, text: str, said: str | None) -> None:
     path = tmp_path / "watchdog.json"
     path.write_text(text)
     if said is None:
-        assert Limits.read(path) == Limits(15, 30, 4, 120, 3600)
+        assert Limits.read(path) == Limits(15, 30, 4, 120, 3600, 60, 120, 60, 180, 300, 60)
+        # What an older version wrote.
+        path.write_text('{"away_s": 60, "busy_s": 9, "interval_s": 5, "misses": 3, "timeout_s": 30}')
+        assert Limits.read(path) == Limits(5, 30, 3, 60, 9)
+        path.write_text('{"head_stops_s": 90, "docker_s": 1, "port_s": 2, "memory_s": 3, "again_s": 4.5}')
+        assert Limits.read(path) == Limits(head_stops=90, docker=1, port=2, memory=3, again=4.5)
     else:
         with pytest.raises(JobError, match=said):
             Limits.read(path)

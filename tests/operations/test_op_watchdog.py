@@ -10,7 +10,7 @@ from fake_host import commands_of, follow
 
 from sparkstack import knobs
 from sparkstack.machine import Machine, Unit
-from tasks import watchdog
+from tasks import drift, watchdog
 from tasks.machine import MachineState
 from tasks.site import WATCHDOG, Site
 
@@ -62,10 +62,21 @@ def test_a_new_file_waits_while_the_gpu_would_be_lost(sites: Sites) -> None:
 )
 def test_switched_off_it_is_stopped(sites: Sites, unit: Unit, kinds: list[str]) -> None:
     site = sites(1, watchdog={"enabled": False})[0]
-    assert watchdog.files(site) == []
+    # How long a rank's start waits stays declared.
+    assert [file.path for file in watchdog.files(site)] == ["/etc/sparkstack/watchdog.json"]
     site.host.facts = {MachineState: Machine(units={WATCHDOG: unit})}
     assert follow(commands_of(watchdog.watched, site.host, site), site.host)
     assert site.host.kinds() == kinds
+
+
+def test_the_doctor_says_that_it_does_not_run(sites: Sites) -> None:
+    site = sites(1)[0]
+    site.host.facts = {MachineState: Machine(units={WATCHDOG: Unit("enabled", "failed")})}
+    with drift.listen(site.host.name) as told:
+        assert commands_of(watchdog.watched, site.host, site)
+    assert [(one.thing, one.found, one.wanted) for one in told] == [
+        (WATCHDOG, "enabled failed", "enabled and active")
+    ]
 
 
 def test_its_limits_change_no_release(sites: Sites) -> None:
@@ -78,6 +89,24 @@ def test_its_limits_change_no_release(sites: Sites) -> None:
     )
     assert unit == watchdog.files(plain)[1]
     assert b"-m onhost watchdog --config-dir /etc/sparkstack\n" in unit.content
+
+
+@pytest.mark.parametrize(
+    ("drain", "declared", "stays"),
+    [
+        (25, {}, None),
+        (0, {}, None),
+        (300, {}, 335),
+        (300, {"head_stops_s": 90}, 335),
+        (300, {"head_stops_s": 900}, 900),
+        (25, {"head_stops_s": 20}, 60),
+    ],
+)
+def test_a_worker_stays_until_the_head_may_have_stopped(
+    sites: Sites, drain: int, declared: dict[str, int], stays: int | None
+) -> None:
+    limits = json.loads(watchdog.files(sites(2, drain_s=drain, watchdog=declared)[0])[0].content)
+    assert limits.get("head_stops_s") == stays
 
 
 @pytest.mark.parametrize(

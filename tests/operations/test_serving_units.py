@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import subprocess
@@ -68,6 +69,20 @@ def test_a_docker_that_stops_is_not_asked(
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(words, env={"PATH": path}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "stop --time 30 sparkstack-serve\n" if asked else "")
+
+
+@pytest.mark.parametrize("drain", [0, 25, 300])
+def test_who_stops_a_rank_waits_as_long_as_the_site_says(
+    sites: Callable[..., list[Site]], drain: int
+) -> None:
+    """vLLM, Docker that ends its container, Docker that is stopped itself, and systemd, each longer than the
+    one before."""
+    site = sites(2, drain_s=drain)[0]
+    unit, argv = read(site.unit_file.content.decode()), site.argv(0)
+    told = {word: after for word, after in itertools.pairwise([*unit["ExecStop"], *argv])}
+    assert int(told["--shutdown-timeout"]) == drain
+    assert int(told["--time"]) == int(told["--stop-timeout"]) == drain + 5
+    assert unit["TimeoutStopSec"] == [str(drain + 20)]
 
 
 @pytest.mark.parametrize(("boot", "stays"), [("this one", False), ("another", True), (None, None)])

@@ -153,6 +153,17 @@ def test_a_recipe_with_an_empty_gid_index(tmp_path: Path) -> None:
     )
 
 
+def test_a_recipe_that_drains_longer_than_the_site(tmp_path: Path) -> None:
+    text = Path(RECIPE).read_text().replace("options: {", "options: {shutdown_timeout: 300, ")
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    assert mistake(1, recipe=str(path)).endswith(
+        "found serve.options.shutdown_timeout 300; wanted at most 25, the site's drain_s, after which the "
+        "engine is killed; raise drain_s in group_data, or lower it"
+    )
+    assert load(1, recipe=str(path), drain_s=300).argv(0).count("--shutdown-timeout") == 1
+
+
 def test_unknown_kind() -> None:
     line = mistake(3, fabric={"kind": "rign"})
     assert line.startswith("topology: found 'rign'; wanted one of: single, pair, ring, switch, auto; ")

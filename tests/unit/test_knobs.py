@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import runpy
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from sparkstack import knobs
+from onhost.limits import Limits
+from sparkstack import knobs, launch
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULTS = {
@@ -27,6 +29,17 @@ def lines(**changes: Any) -> list[str]:
 def test_the_defaults_are_right_and_complete() -> None:
     assert lines() == []
     assert set(DEFAULTS) - {"_sudo"} == set(knobs.Knobs.model_fields)
+
+
+def test_a_limit_has_one_name_and_one_default() -> None:
+    """In group data, for who leaves it out there, and on the host for a file that an older version wrote."""
+    on_host = {
+        f"{one.name}_s" if one.name != "misses" else one.name: one.default
+        for one in dataclasses.fields(Limits)
+    }
+    wanted = {"enabled": True, **on_host}
+    assert DEFAULTS["watchdog"] == knobs.Watchdog().model_dump() == wanted
+    assert DEFAULTS["drain_s"] == launch.DRAIN_SECONDS
 
 
 def test_the_lab_is_right() -> None:
@@ -74,6 +87,20 @@ WRONG: list[tuple[str, Any, str]] = [
         "link_wanted",
         {key: value for key, value in DEFAULTS["link_wanted"].items() if key != "rdma"},
         "found no 'link_wanted.rdma'; wanted a value; copy its line from group_data/all.py",
+    ),
+    ("drain_s", "25", f"found drain_s = '25' (text); wanted a whole number; {SEE}"),
+    ("drain_s", 2.5, f"found drain_s = 2.5 (a number); wanted a whole number; {SEE}"),
+    ("drain_s", -1, f"found drain_s = -1 (a number); wanted greater than or equal to 0; {SEE}"),
+    ("drain_s", 7200, f"found drain_s = 7200 (a number); wanted less than or equal to 3600; {SEE}"),
+    ("watchdog", {"port_s": "a"}, f"found watchdog.port_s = 'a' (text); wanted a valid number; {SEE}"),
+    ("watchdog", {"memory_s": -1}, "found watchdog.memory_s = -1 (a number); wanted greater than or equal"),
+    ("watchdog", {"back_off_s": 0}, "found watchdog.back_off_s = 0 (a number); wanted greater than or"),
+    (
+        "watchdog",
+        {"backoff_s": 5},
+        "found unknown name 'watchdog.backoff_s'; wanted one of: enabled, interval_s, timeout_s, misses, "
+        "away_s, busy_s, head_stops_s, docker_s, port_s, memory_s, again_s, back_off_s; "
+        "did you mean 'back_off_s'?",
     ),
     ("packages", None, f"found packages = None (nothing); wanted a list; {SEE}"),
     (

@@ -47,9 +47,9 @@ async def measured(url: str) -> list[tuple[int, int | None]]:
 
 def test_what_asks_a_real_engine_is_content_with_it(url: str) -> None:
     with httpx.Client() as client:
-        assert ready.attempt(client, url, MODEL, 5) is None
+        assert ready.attempt({}, url, MODEL, 5) is None
         with pytest.raises(ready.JobError, match="HTTP 404 for model 'other'"):
-            ready.attempt(client, url, "other", 5)
+            ready.attempt({}, url, "other", 5)
         assert asyncio.run(measured(url)) == [(12, 12), (12, 12)]
         assert client.get(f"{url}/v1/models").json()["data"][0]["id"] == MODEL
         assert client.get(f"{url}/health").status_code == 200

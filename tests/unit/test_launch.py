@@ -1,6 +1,7 @@
 import json
 import shlex
 import subprocess
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +10,16 @@ from hypothesis import strategies as st
 
 from sparkstack import engine_cache
 from sparkstack.errors import SparkstackError
-from sparkstack.launch import ENV_LINE_LIMIT, Accelerator, Rank, docker_argv, env_file, run_script, serve_argv
+from sparkstack.launch import (
+    ENV_LINE_LIMIT,
+    Accelerator,
+    Rank,
+    docker_argv,
+    drain_problems,
+    env_file,
+    run_script,
+    serve_argv,
+)
 from sparkstack.recipe import Recipe
 
 WORDS = st.text("ab \"'$\\\n`*;ü", max_size=6)
@@ -45,7 +55,7 @@ def problems(*args: Any, **more: Any) -> list[str]:
 def test_a_single_spark() -> None:
     assert shlex.join(argv({"max_model_len": 1024})) == (
         "vllm serve /model --served-model-name org/tiny --host 0.0.0.0 --port 8000 --shutdown-timeout 25 "
-        "--tensor-parallel-size 1 --max-model-len 1024"
+        "--scheduling-policy priority --tensor-parallel-size 1 --max-model-len 1024"
     )
 
 
@@ -75,6 +85,57 @@ def test_a_vllm_that_knows_no_draining_is_not_told_to(
     assert ("--shutdown-timeout" in words) is drains
 
 
+@pytest.mark.parametrize(
+    ("base", "version", "options", "said"),
+    [
+        ("a/b@sha256:c", None, {}, ["priority"]),
+        ("a/b@sha256:c", "0.19.1", {}, ["priority"]),
+        ("vllm/vllm-openai:v0.20.2-cu130", None, {}, ["priority"]),
+        ("a/b@sha256:c", "0.12.0", {}, []),  # it ends at a request with n above 1
+        ("vllm/vllm-openai:v0.11.2", None, {}, []),
+        ("a/b@sha256:c", None, {"scheduling_policy": "fcfs"}, ["fcfs"]),
+        ("a/b@sha256:c", "0.12.0", {"scheduling_policy": "priority"}, ["priority"]),
+        ("a/b@sha256:c", None, {"scheduling_policy": None}, []),
+    ],
+)
+@pytest.mark.parametrize("world", [1, 2])
+def test_one_host_serves_by_priority_unless_the_recipe_says_another_policy(
+    base: str, version: str | None, options: dict[str, Any], said: list[str], world: int
+) -> None:
+    """Several hosts have what the recipe says, and nothing else."""
+    one = recipe(options)
+    image = one.image.model_copy(update={"base": base, "version": version})
+    if world > 1 and "scheduling_policy" not in options:
+        said = []
+    for rank in range(world):
+        place = Rank(rank, world, "192.168.100.10", f"192.168.100.{10 + rank}")
+        words = serve_argv(one.model_copy(update={"image": image}), place, bind="::", port=8000)
+        assert [after for word, after in pairwise(words) if word == "--scheduling-policy"] == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (25, ""),
+        (0, ""),
+        (None, ""),
+        ("20", ""),
+        (300, "serve.options.shutdown_timeout 300"),
+        ("300", "serve.options.shutdown_timeout 300"),
+        (25.5, "serve.options.shutdown_timeout 25.5"),
+        ("soon", ""),  # vLLM says so itself
+        (True, ""),
+    ],
+)
+def test_a_recipe_does_not_drain_longer_than_its_unit_lets_it(value: Any, said: str) -> None:
+    found = [str(one) for one in drain_problems(recipe({"shutdown_timeout": value}), 25)]
+    assert found == [
+        f"recipe tiny: found {said}; wanted at most 25, the site's drain_s, after which the engine is "
+        "killed; raise drain_s in group_data, or lower it"
+    ] * bool(said)
+    assert drain_problems(recipe({"shutdown_timeout": value}), 300) == []
+
+
 def test_the_head_of_two() -> None:
     assert shlex.join(argv(world=2)) == (
         "vllm serve /model --served-model-name org/tiny --host 0.0.0.0 --port 8000 --shutdown-timeout 25 "
@@ -85,7 +146,8 @@ def test_the_head_of_two() -> None:
 
 def test_a_worker_is_headless_and_answers_nowhere() -> None:
     assert shlex.join(argv(rank=1, world=2)) == (
-        "vllm serve /model --served-model-name org/tiny --tensor-parallel-size 2 "
+        "vllm serve /model --served-model-name org/tiny "
+        "--tensor-parallel-size 2 "
         "--nnodes 2 --node-rank 1 --master-addr 192.168.100.10 --master-port 25000 --headless"
     )
 

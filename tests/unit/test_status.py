@@ -17,8 +17,9 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from lab.light_engine import Counters
-from onhost import group
+from onhost import group, watchdog
 from onhost import status as probe
+from onhost.limits import Limits
 from sparkstack import engine_metrics, metrics, monitoring, serving_status, status_cli
 from sparkstack.cli import main
 from sparkstack.endpoint import own_url
@@ -209,6 +210,86 @@ def test_the_words_of_a_rank_and_of_an_error(tmp_path: Path, monkeypatch: pytest
     assert serving_status.READY == group.READY
 
 
+LAST = {"verdict": "alive", "said": "", "missed": 0, "misses": 4, "answer_s": 0.25, "at_s": 56.0, "next_within_s": 195, "invocation": "i1"}
+
+
+def watched(active: str = "active", **last: Any) -> dict[str, Any]:
+    about = said()
+    last_look = {**LAST, **last} if last.pop("wrote", True) else None
+    watchdog = {"active": active, "enabled": "enabled", "last": last_look}
+    return said(unit={**about["unit"], "InvocationID": "i1"}, watchdog=watchdog)
+
+
+SEE = "journalctl -u sparkstack-watchdog there"
+
+
+@pytest.mark.parametrize(
+    ("row", "shown", "state", "problem"),
+    [
+        (watched(), "alive, a token in 0.2 s; 5 s ago", "serves", None),
+        (watched(answer_s=None, verdict="loads"), "loads; 5 s ago", "serves", None),
+        (watched(verdict="slow", said="no answer"), "slow, a token in 0.2 s; 5 s ago", "serves", None),
+        (watched(verdict="missed", missed=1, said="no answer in 30 s"), "missed 1 of 4; 5 s ago", "serves", None),
+        (
+            watched(verdict="missed", missed=3, said="no answer in 30 s"), "missed 3 of 4; 5 s ago", "wedged",
+            f"a: found no token 3 times in a row (no answer in 30 s); wanted tokens; the watchdog starts the group again at 4; see {SEE}",
+        ),
+        (
+            watched(verdict="dead", missed=4, said="HTTP 500"), "dead, a token in 0.2 s; 5 s ago", "wedged",
+            f"a: found no token 4 times in a row (HTTP 500); wanted tokens; the watchdog starts the group again at 4; see {SEE}",
+        ),
+        # Of an earlier start; not written yet; of a version that wrote something else.
+        (watched(verdict="missed", missed=3, invocation="i0"), "no look yet", "serves", None),
+        (watched(wrote=False), "no look yet", "serves", None),
+        (watched(at_s=-200.0), "alive, a token in 0.2 s; 261 s ago", "serves", f"a: found the watchdog's last look 261 s ago; wanted one within 195 s; see {SEE}"),
+        (watched("inactive"), "inactive", "serves", f"a: found watchdog inactive; wanted active, as declared; run deploy.py, or see {SEE}"),
+        (watched("failed"), "failed", "serves", f"a: found watchdog failed; wanted active, as declared; run deploy.py, or see {SEE}"),
+        (watched("activating"), "activating", "serves", None),
+    ],
+)  # fmt: skip
+def test_what_the_watchdog_says(row: dict[str, Any], shown: str, state: str, problem: str | None) -> None:
+    found = serving_status.document("now", {"a": row, "b": said(1)}, watched={"a": True, "b": True})
+    assert (found["problems"], found["ok"]) == ([problem] if problem else [], problem is None)
+    assert found["hosts"][0]["state"] == state and found["hosts"][1]["watchdog"] is None
+    lines = serving_status.lines(found)
+    assert lines[3].endswith("  watchdog") and lines[4].endswith(f"  {shown}") and lines[5].endswith("  not checked")
+    json.dumps(found)
+
+
+def test_a_watchdog_that_is_not_declared_may_be_away() -> None:
+    found = serving_status.document("now", {"a": watched("inactive")}, watched={"a": False})
+    assert (found["ok"], found["hosts"][0]["watchdog"]["state"]) == (True, "inactive")
+
+
+@pytest.mark.parametrize(("health", "completes", "ok"), [(404, True, True), (404, False, False), (503, None, False)])
+def test_an_engine_without_health_that_completes_serves(health: int, completes: bool | None, ok: bool) -> None:
+    seen = {"health": health, "said": "", "readings": [], "completes": completes}
+    found = serving_status.document("now", {"a": said(endpoint=seen)})
+    assert (found["ok"], found["endpoint"]["answers"]) == (ok, ok)
+    # Also where it is read through a tunnel, without the key.
+    other = {"url": "http://tunnel:1", "health": health, "said": "", "readings": []}
+    assert serving_status.document("now", {"a": said(endpoint=seen)}, other)["ok"] is ok
+
+
+def test_the_watchdog_s_note_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "output", lambda *words: "ActiveState=active\nUnitFileState=enabled\n")
+    monkeypatch.setattr(probe, "LOOK", tmp_path / "watchdog")
+    assert probe.watchdog() == {"active": "active", "enabled": "enabled", "last": None}
+    monkeypatch.setattr(group, "RUN", tmp_path)
+    own, last = group.State(invocation="i1"), watchdog.Last("missed", "no\nanswer of hf_abcdefghij", 2, 4, 0.5)
+    watchdog.note(last, own, Limits())
+    found = probe.watchdog()["last"]
+    assert found.pop("at_s") > 0 and re.fullmatch(r"\d{4}-\d\d-\d\dT.{8}Z", found.pop("when"))
+    assert found == {"format": 1, "verdict": "missed", "said": "no answer of …", "missed": 2, "misses": 4, "answer_s": 0.5, "next_within_s": 195, "invocation": "i1"}
+    assert (tmp_path / "watchdog").stat().st_mode & 0o777 == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == ["watchdog"]
+    for broken in ("", "[1]", "{"):
+        (tmp_path / "watchdog").write_text(broken)
+        assert probe.watchdog()["last"] is None
+    monkeypatch.setattr(group, "RUN", tmp_path / "watchdog" / "no folder")
+    watchdog.note(last, own, Limits())  # where it cannot be written it watches all the same
+
+
 def test_an_endpoint_that_is_read_from_here() -> None:
     other = {"url": "http://tunnel:1", "health": 200, "said": "", "readings": []}
     about = said()["release"] | {"bind": "0.0.0.0"}
@@ -226,10 +307,18 @@ class Engine(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        code = 503 if self.path == "/sick/health" else 200
+        code = {"/sick/health": 503, "/plain/health": 404}.get(self.path, 200)
         self.send_response(code)
         self.end_headers()
         self.wfile.write(b"rank 1\nis away" if code == 503 else b"vllm:a_total 1\nvllm:b_bucket{le=\"1\"} 1\nother 2\n")
+
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        good = body["model"] == "m" and self.headers.get("Authorization") in (None, "Bearer k")
+        self.send_response(200 if good else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps({"usage": {"completion_tokens": body["max_tokens"]}}).encode())
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +328,13 @@ def engine() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
+
+
+def test_an_engine_without_health_is_asked_for_a_token(engine: str) -> None:
+    assert "completes" not in probe.endpoint(engine, 0, "", "m")
+    for model, key, comes in (("m", "", True), ("m", "k", True), ("x", "", False), ("m", "other", False)):
+        found = probe.endpoint(f"{engine}/plain", 0, key, model)
+        assert (found["health"], found["completes"]) == (404, comes)
 
 
 def test_the_probe_s_words(

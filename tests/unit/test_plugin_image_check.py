@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -131,6 +133,36 @@ def test_symbols_that_do_not_resolve(image: Callable[..., Any], monkeypatch: pyt
     report = check.run("gpu", None)
     assert not report["ok"] and "undefined symbol: _ZN3c106Symbol" in said(report)["extensions"][1]
     assert said(report)["vllm_version"] == ("not checked", "vLLM 0.20.2")
+
+
+def test_builds_for_several_processors_register_the_same_names(
+    image: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As vLLM's CPU build has them: the second of them ends a process that has loaded the first."""
+    check = image()
+    for name in ("_C_AVX2.so", "_C_AVX512.so"):
+        (tmp_path / "vllm" / name).write_bytes(b"")
+    registered: list[str] = []
+
+    def load(path: str, mode: int) -> None:
+        registered.append(path)
+        if len(registered) > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(check.ctypes, "CDLL", load)
+    assert said(check.run("gpu", None))["extensions"] == ("ok", "_C.so, _C_AVX2.so, _C_AVX512.so")
+
+
+@pytest.mark.parametrize(
+    "end", [lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: os._exit(3)], ids=["a signal", "a status"]
+)
+def test_a_library_that_ends_its_process_is_a_line(
+    image: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, end: Callable[[], None]
+) -> None:
+    check = image()
+    monkeypatch.setattr(check.ctypes, "CDLL", lambda path, mode: end())
+    status, found = said(check.run("gpu", None))["extensions"]
+    assert status == "failed" and found.startswith("_C.so: the process that loaded it ended with ")
 
 
 def test_without_a_driver_extensions_are_not_checked(

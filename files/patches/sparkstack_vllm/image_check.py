@@ -96,6 +96,28 @@ def _libraries() -> list[Path]:
     return sorted(path for folder in folders for path in Path(folder).rglob("*.so"))
 
 
+def _load(library: Path) -> str:
+    """What the loader says against a library; "" where it takes it. In a process of its own: builds for
+    several processors lie side by side, and all of them register the same names with torch."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "no answer of the loader"
+        try:
+            ctypes.CDLL(str(library), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+            said = ""
+        except OSError as error:
+            said = str(error)
+        finally:
+            os.write(write, said.encode()[:4096])
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8", errors="replace") as pipe:
+        said = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return f"{library.name}: the process that loaded it ended with {status}" if status else said
+
+
 def extensions(profile: str) -> Line:
     """Load each of vLLM's compiled extensions with all symbols resolved at once."""
     import torch  # noqa: F401  # its libraries hold the symbols
@@ -106,16 +128,14 @@ def extensions(profile: str) -> Line:
         return Line("extensions", "failed", "no extension in vllm", wanted)
     loaded, driverless = [], []
     for library in libraries:
-        try:
-            ctypes.CDLL(str(library), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        if not (said := _load(library)):
             loaded.append(library.name)
-        except OSError as error:
-            if "libcuda.so" in str(error) and "cannot open" in str(error):
-                driverless.append(library.name)
-            elif profile == "cpu" and "AVX" in library.name:
-                continue  # built for a processor that this is not
-            else:
-                return Line("extensions", "failed", str(error), wanted)
+        elif "libcuda.so" in said and "cannot open" in said:
+            driverless.append(library.name)
+        elif profile == "cpu" and "AVX" in library.name:
+            continue  # built for a processor that this is not
+        else:
+            return Line("extensions", "failed", said, wanted)
     if driverless:
         return Line("extensions", "not checked", f"no driver to load {', '.join(driverless)} with", wanted)
     return Line("extensions", "ok", ", ".join(loaded), wanted)
@@ -181,8 +201,9 @@ def run(profile: str, vllm: str | None) -> dict[str, Any]:
         ("vllm_version", lambda: vllm_version(vllm)),
         ("torch_cuda", lambda: torch_cuda(profile)),
         ("architectures", lambda: architectures(profile)),
-        ("plugin", plugin_active),
+        # Before anything has loaded one of them for work.
         ("extensions", lambda: extensions(profile)),
+        ("plugin", plugin_active),
         ("extensions_device_code", lambda: extensions_device_code(profile)),
         ("device_code", lambda: device_code(profile)),
     )

@@ -91,7 +91,7 @@ def _refuses_others(url: str, model: str) -> None:
     """JobError where the endpoint answers one who has no key: its engine knows of none, and serves all.
 
     A completion is asked for: llama.cpp's server lists its models for everybody, also where it has a key."""
-    body = {"model": model, "prompt": "1", "max_tokens": 1}
+    body = {"model": model, "prompt": "One, two,", "max_tokens": 1}
     try:
         status = ask("POST", f"{url.rstrip('/')}/v1/completions", seconds=ANSWER, json=body).status_code
     except httpx.HTTPError:

@@ -172,7 +172,7 @@ def reading(url: str, key: str = "") -> dict[str, Any]:
 
 def completes(url: str, model: Any, key: str) -> bool:
     """Does one token come? For an engine that has no /health."""
-    body = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
+    body = {"model": model, "prompt": "One, two,", "max_tokens": 1, "temperature": 0}
     status, text = get(f"{url}/v1/completions", key, body)
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return status == 200 and json.loads(text)["usage"]["completion_tokens"] > 0

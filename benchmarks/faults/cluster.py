@@ -154,7 +154,7 @@ class Cluster:
 
     def token(self, seconds: float = 5) -> bool:
         """Does a completion come now?"""
-        body = json.dumps({"model": self.model, "prompt": "1", "max_tokens": 1}).encode()
+        body = json.dumps({"model": self.model, "prompt": "One, two,", "max_tokens": 1}).encode()
         kind = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.endpoint}/v1/completions", body, kind)
         try:
@@ -165,7 +165,7 @@ class Cluster:
 
     def says(self) -> tuple[int, str]:
         """What the endpoint answers to a completion: (status, message); (0, why) without an answer."""
-        body = json.dumps({"model": self.model, "prompt": "1", "max_tokens": 1}).encode()
+        body = json.dumps({"model": self.model, "prompt": "One, two,", "max_tokens": 1}).encode()
         request = urllib.request.Request(f"{self.endpoint}/v1/completions", body)
         try:
             with urllib.request.urlopen(request, timeout=5) as answer:

@@ -82,7 +82,8 @@ def last_error(name: str) -> str:
 
 def watchdog() -> dict[str, Any]:
     """Its unit, and what its last look found: None where it wrote nothing."""
-    said = output("systemctl", "show", "-p", "ActiveState,UnitFileState", WATCHDOG) or ""
+    names = "ActiveState,UnitFileState,ActiveEnterTimestampMonotonic"
+    said = output("systemctl", "show", "-p", names, WATCHDOG) or ""
     about = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
     try:
         last = json.loads(LOOK.read_text(encoding="utf-8"))
@@ -91,6 +92,7 @@ def watchdog() -> dict[str, Any]:
     return {
         "active": about.get("ActiveState", ""),
         "enabled": about.get("UnitFileState", ""),
+        "since": about.get("ActiveEnterTimestampMonotonic", ""),
         "last": last if isinstance(last, dict) else None,
     }
 

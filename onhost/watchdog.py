@@ -44,6 +44,7 @@ class Last:
     missed: int = 0
     misses: int = 0  # so many, and the group is started again
     answer: float | None = None
+    broken: bool = False  # the look could not be made: the watchdog's own files are at fault
 
 
 class Watch:
@@ -246,6 +247,7 @@ def note(last: Last, own: State, limits: Limits) -> None:
         "missed": last.missed,
         "misses": last.misses,
         "answer_s": None if last.answer is None else round(last.answer, 3),
+        "broken": last.broken,
     }
     # A disk that is full is told by others.
     with contextlib.suppress(OSError):
@@ -275,11 +277,11 @@ def main(config_dir: Path) -> int:
         say=say,
     )
     while _text(marker) == code:
-        limits, own, last = Limits(), State(), None
+        # First, so that a look that cannot be made is told of this start.
+        limits, own, last = Limits(), group.own_state(config_dir), None
         try:
             limits = Limits.read(config_dir / "watchdog.json")
             served = group.read_release(config_dir)
-            own = group.own_state(config_dir)
             asked = (served.workers if served.rank == 0 else range(1)) if served.world > 1 else range(0)
             others = peers.states(asked) if peers.known and _computes(own) else {}
             watch.look(served, own, others, limits)
@@ -289,7 +291,7 @@ def main(config_dir: Path) -> int:
             if str(error) != broken:
                 broken = str(error)
                 say(f"not checked: {broken}")
-        note(last or Last(Verdict.NOT_CHECKED.value, broken), own, limits)
+        note(last or Last(Verdict.NOT_CHECKED.value, broken, broken=True), own, limits)
         time.sleep(limits.interval)
     say("the package onhost was replaced")
     return 0

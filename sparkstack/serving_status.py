@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -22,6 +23,8 @@ READY = "ready"
 """The word of a rank whose checks are done (onhost/group.py)."""
 WEDGED_MISSES = 2
 """So many tokens missed in a row, with counters that stand still: one alone proves little."""
+FIRST_LOOK_S = 600.0
+"""So long a first look may take, before the watchdog has noted how long the next one may."""
 STATES = {"active": "serves", "activating": "starts", "deactivating": "stops", "failed": "failed"}
 
 
@@ -124,27 +127,50 @@ def _watchdog(row: dict[str, Any], found: Mapping[str, Any], declared: bool) -> 
     see = "journalctl -u sparkstack-watchdog"
     shown: dict[str, Any] = {"state": state, "verdict": None, "said": None, "age_s": None}
     shown |= {"missed": None, "misses": None, "answer_s": None}
-    if state != "active":
-        # One whose code was replaced is started again after some seconds.
-        if declared and row["release"] and state != "activating":
+    if state not in ("active", "activating"):
+        if declared and row["release"]:
             _blame(row, f"watchdog {state}", "active, as declared", f"run deploy.py, or see {see} there")
         return shown
+    last = last if isinstance(last, Mapping) else {}
+    now, at = _number(found.get("now_s")) or 0.0, _number(last.get("at_s"))
+    within = _number(last.get("next_within_s")) or FIRST_LOOK_S
+    # One whose code was replaced is started again after some seconds; one that always ends looks so for ever.
+    since = said.get("since") if state == "active" else found["unit"].get("ActiveEnterTimestampMonotonic")
+    began = int(since) / 1e6 if str(since or "").isdigit() else 0.0
+    late = now - max(at or 0.0, began) > within
+    if late:
+        age = now - (began if at is None else at)
+        told = "no look of the watchdog for" if at is None else "the watchdog's last look"
+        ago = "" if at is None else " ago"
+        _blame(row, f"{told} {age:.0f} s{ago}", f"one within {within:.0f} s", f"see {see} there")
     # What was found of an earlier start is none of this one.
-    if not isinstance(last, Mapping) or last.get("invocation") != found["unit"].get("InvocationID"):
+    if state != "active" or at is None or last.get("invocation") != found["unit"].get("InvocationID"):
         return shown
-    age = max(round(float(found.get("now_s") or 0) - float(last.get("at_s") or 0), 1), 0.0)
-    names = ("verdict", "said", "missed", "misses", "answer_s")
-    shown |= {"age_s": age, **{name: last.get(name) for name in names}}
-    if age > float(last.get("next_within_s") or age):
-        wanted = f"one within {last['next_within_s']:.0f} s"
-        _blame(row, f"the watchdog's last look {age:.0f} s ago", wanted, f"see {see} there")
-    elif shown["verdict"] == "dead" or int(shown["missed"] or 0) >= WEDGED_MISSES:
+    shown |= {"age_s": max(round(now - at, 1), 0.0), **{name: last.get(name) for name in ("verdict", "said")}}
+    shown |= {name: _number(last.get(name)) for name in ("missed", "misses", "answer_s")}
+    missed = shown["missed"] or 0
+    if late:
+        return shown
+    if last.get("broken"):
+        _blame(row, f"a watchdog that cannot look ({shown['said']})", "a look", f"see {see} there")
+    elif shown["verdict"] == "dead" or missed >= WEDGED_MISSES:
         if row["state"] == STATES["active"]:
             row["state"] = "wedged"
-        told = f"no token {shown['missed']} times in a row ({shown['said']})"
+        told = f"no token {missed} times in a row ({shown['said']})"
         remedy = f"the watchdog starts the group again at {shown['misses']}; see {see} there"
         _blame(row, told, "tokens", remedy)
+    elif shown["verdict"] == "gone" and row["state"] == STATES["active"]:
+        remedy = f"the watchdog starts it again where that lasts; see {see} there"
+        _blame(row, f"{shown['said']}, says the watchdog", "the group whole", remedy)
     return shown
+
+
+def _number(value: Any) -> int | float | None:
+    """A number that a host says; None for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            return value if math.isfinite(value) else None
+    return None
 
 
 def _waits_for(found: Mapping[str, Any]) -> str | None:

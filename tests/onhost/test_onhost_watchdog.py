@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_openai import Server, serving
-from test_onhost_group import RELEASE, served, state
+from test_onhost_group import RELEASE, release_json, served, state
 
 from onhost import busy, group, probe_engine, ready, watchdog
 from onhost.busy import Spent, slots_of
@@ -526,6 +526,24 @@ def test_what_a_worker_s_last_look_found() -> None:
     worker.now = 30
     worker.look(WORKER, {0: State(said="timed out")})
     assert worker.watch.last == Last("gone", "rank 0 (spark-1) does not answer (timed out)")
+
+
+@pytest.mark.parametrize("broken", ["watchdog.json", "release.json"])
+def test_a_look_that_cannot_be_made_is_told_of_this_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """So that `sparkstack status` does not take it for the word of an earlier one."""
+    folder, noted = release_json(tmp_path, rank=0), []
+    (folder / "watchdog.json").write_text("{}")
+    (folder / ("current/release.json" if broken == "release.json" else broken)).write_text("{")
+    looks = iter(["code", "code", "other"])
+    monkeypatch.setattr(watchdog, "_text", lambda path: next(looks))
+    monkeypatch.setattr(group, "own_state", lambda config_dir: HEAD)
+    monkeypatch.setattr(watchdog, "note", lambda last, own, limits: noted.append((last, own)))
+    monkeypatch.setattr(watchdog.time, "sleep", lambda seconds: None)
+    assert watchdog.main(folder) == 0
+    ((last, own),) = noted
+    assert (last.word, last.broken, own) == ("not checked", True, HEAD) and broken in last.said
 
 
 # ── The probe ──

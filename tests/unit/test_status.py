@@ -216,8 +216,15 @@ LAST = {"verdict": "alive", "said": "", "missed": 0, "misses": 4, "answer_s": 0.
 def watched(active: str = "active", **last: Any) -> dict[str, Any]:
     about = said()
     last_look = {**LAST, **last} if last.pop("wrote", True) else None
-    watchdog = {"active": active, "enabled": "enabled", "last": last_look}
+    watchdog = {"active": active, "enabled": "enabled", "since": "1000000", "last": last_look}
     return said(unit={**about["unit"], "InvocationID": "i1"}, watchdog=watchdog)
+
+
+def day_old(active: str = "active", since: float = 1.0, **last: Any) -> dict[str, Any]:
+    """A host up for 27 h; `since`: s, when its watchdog began."""
+    row = watched(active, **last) | {"now_s": 97201.0}
+    row["watchdog"]["since"] = str(int(since * 1e6))
+    return row
 
 
 SEE = "journalctl -u sparkstack-watchdog there"
@@ -241,7 +248,21 @@ SEE = "journalctl -u sparkstack-watchdog there"
         # Of an earlier start; not written yet; of a version that wrote something else.
         (watched(verdict="missed", missed=3, invocation="i0"), "no look yet", "serves", None),
         (watched(wrote=False), "no look yet", "serves", None),
-        (watched(at_s=-200.0), "alive, a token in 0.2 s; 261 s ago", "serves", f"a: found the watchdog's last look 261 s ago; wanted one within 195 s; see {SEE}"),
+        (watched() | {"now_s": 317.0}, "alive, a token in 0.2 s; 261 s ago", "serves", f"a: found the watchdog's last look 261 s ago; wanted one within 195 s; see {SEE}"),
+        # A watchdog that looks no more is seen whichever start it saw last, and also where it never wrote.
+        (day_old(), "alive, a token in 0.2 s; 97145 s ago", "serves", f"a: found the watchdog's last look 97145 s ago; wanted one within 195 s; see {SEE}"),
+        (day_old(verdict="missed", missed=3), "missed 3 of 4; 97145 s ago", "serves", f"a: found the watchdog's last look 97145 s ago; wanted one within 195 s; see {SEE}"),
+        (day_old(invocation="i0"), "no look yet", "serves", f"a: found the watchdog's last look 97145 s ago; wanted one within 195 s; see {SEE}"),
+        (day_old(wrote=False), "no look yet", "serves", f"a: found no look of the watchdog for 97200 s; wanted one within 600 s; see {SEE}"),
+        (day_old("activating"), "activating", "serves", f"a: found the watchdog's last look 97145 s ago; wanted one within 195 s; see {SEE}"),
+        # It has just begun: a deploy that has just ended.
+        (day_old(since=97190.0, invocation="i0"), "no look yet", "serves", None),
+        (day_old(since=97190.0, wrote=False), "no look yet", "serves", None),
+        (watched(wrote=False) | {"now_s": 590.0}, "no look yet", "serves", None),
+        # It looks, and cannot: by its own files; a server that refuses the question is none of it.
+        (watched(verdict="not checked", broken=True, said="found no plan", answer_s=None), "not checked; 5 s ago", "serves", f"a: found a watchdog that cannot look (found no plan); wanted a look; see {SEE}"),
+        (watched(verdict="not checked", said="HTTP 401", answer_s=None), "not checked; 5 s ago", "serves", None),
+        (watched(verdict="gone", said="rank 1 (b) is inactive", answer_s=None), "gone; 5 s ago", "serves", f"a: found rank 1 (b) is inactive, says the watchdog; wanted the group whole; the watchdog starts it again where that lasts; see {SEE}"),
         (watched("inactive"), "inactive", "serves", f"a: found watchdog inactive; wanted active, as declared; run deploy.py, or see {SEE}"),
         (watched("failed"), "failed", "serves", f"a: found watchdog failed; wanted active, as declared; run deploy.py, or see {SEE}"),
         (watched("activating"), "activating", "serves", None),
@@ -272,15 +293,15 @@ def test_an_engine_without_health_that_completes_serves(health: int, completes: 
 
 
 def test_the_watchdog_s_note_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "output", lambda *words: "ActiveState=active\nUnitFileState=enabled\n")
+    monkeypatch.setattr(probe, "output", lambda *words: "ActiveState=active\nUnitFileState=enabled\nActiveEnterTimestampMonotonic=7\n")
     monkeypatch.setattr(probe, "LOOK", tmp_path / "watchdog")
-    assert probe.watchdog() == {"active": "active", "enabled": "enabled", "last": None}
+    assert probe.watchdog() == {"active": "active", "enabled": "enabled", "since": "7", "last": None}
     monkeypatch.setattr(group, "RUN", tmp_path)
     own, last = group.State(invocation="i1"), watchdog.Last("missed", "no\nanswer of hf_abcdefghij", 2, 4, 0.5)
     watchdog.note(last, own, Limits())
     found = probe.watchdog()["last"]
     assert found.pop("at_s") > 0 and re.fullmatch(r"\d{4}-\d\d-\d\dT.{8}Z", found.pop("when"))
-    assert found == {"format": 1, "verdict": "missed", "said": "no answer of …", "missed": 2, "misses": 4, "answer_s": 0.5, "next_within_s": 195, "invocation": "i1"}
+    assert found == {"format": 1, "verdict": "missed", "said": "no answer of …", "missed": 2, "misses": 4, "answer_s": 0.5, "next_within_s": 195, "invocation": "i1", "broken": False}
     assert (tmp_path / "watchdog").stat().st_mode & 0o777 == 0o644
     assert [path.name for path in tmp_path.iterdir()] == ["watchdog"]
     for broken in ("", "[1]", "{"):

@@ -6,7 +6,7 @@ line, so no engine ever meets what is left of an older group. Files below /run/s
     rank     "INVOCATION ready" | "INVOCATION started" | "INVOCATION why it waits"
     group    "RELEASE 0=INVOCATION 1=INVOCATION …" (the head's)
     tries    "COUNT SECONDS": starts in a row that did not serve; when the last one began (monotonic)
-    ended    why the last start ended, where it did not serve; anew: the next start is the watchdog's
+    ended    why the last start ended, where it did not serve; anew: why the watchdog asks for the next start
 `status`, one of the two words that a rank may ask of another, shows both beside the unit's state.
 """
 

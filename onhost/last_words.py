@@ -92,6 +92,8 @@ def why_ended(served: Served) -> str:
     if served.api_key_file is not None:
         with contextlib.suppress(JobError):
             secrets = [read_secret(served.api_key_file)]
+    if anew := group.read_line("anew"):
+        return without_secrets(f"the watchdog started the group anew: {anew}", secrets)
     words = of_engine(served.rank, served.release, group.tries()[1], secrets)
     return "its engine ended before it served" + (f": {words}" if words else "")
 

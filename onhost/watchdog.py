@@ -54,7 +54,7 @@ class Watch:
         self,
         *,
         probe: Callable[[Served, float, int | None], Seen],
-        begin_anew: Callable[[str], None],
+        begin_anew: Callable[[str, str], None],
         pings: Callable[[int], bool],
         ways: Callable[[int], Collection[str]],
         say: Callable[[str], None],
@@ -196,7 +196,7 @@ class Watch:
         if self.last.word != Verdict.DEAD.value:
             self.last = Last("gone", why, answer=self._answer)
         self._said = "started anew"  # so that the next token is told, and the same reason once more
-        self._begin_anew(self._start)
+        self._begin_anew(self._start, why)
 
     def _say(self, line: str, quiet: bool = False) -> None:
         if line != self._said and not quiet:
@@ -209,9 +209,9 @@ def _computes(own: State) -> bool:
     return own.active == "active" or (own.active == "activating" and own.sub in ("start", "start-post"))
 
 
-def begin_anew(invocation: str) -> None:
-    """Start this host's unit anew where it still runs that start. The engine is killed: in a broken group no
-    request can end, and one that hangs would not stop by asking.
+def begin_anew(invocation: str, why: str) -> None:
+    """Start this host's unit anew where it still runs that start, and note why. The engine is killed: in a
+    broken group no request can end, and one that hangs would not stop by asking.
 
     Nothing happens where the unit stops at this moment, or began anew since it was looked at: somebody else
     is at work.
@@ -219,9 +219,10 @@ def begin_anew(invocation: str) -> None:
     now = group.read_state(group.command("systemctl", "show", "-p", group.PROPERTIES, UNIT)[1])
     if now.invocation != invocation or not _computes(now):
         return
-    group.command("docker", "kill", CONTAINER)
+    # Before the kill, so that who looks why the engine ended does not take it for the kernel's.
     with contextlib.suppress(OSError):
-        group.write_line("anew", "by the watchdog")
+        group.write_line("anew", why)
+    group.command("docker", "kill", CONTAINER)
     group.command("systemctl", "try-restart", "--no-block", UNIT)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_onhost_group import RELEASE, Host, Peers, host, release_json, served
 
 from onhost import __main__ as command
-from onhost import group, last_words
+from onhost import group, last_words, watchdog
 from onhost.last_words import LIMIT, error_line, without_secrets
 from onhost.prestart import Start
 
@@ -145,3 +145,37 @@ def test_a_release_notes_why_its_engine_ended(
     )
     assert group.read_line("ended") == why
     assert command.main(["ended", "--config-dir", "/nowhere"]) == 1
+
+
+def test_an_engine_that_the_watchdog_killed_is_none_that_the_kernel_killed(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unit's `ready` looks at it in the moment of the kill, and the next start where `ready` did not."""
+    loading = "ActiveState=activating\nSubState=start-post\nInvocationID=aa\n"
+    journal(host, [entry("loading 3/9", 0.5), entry(KILLED, 0.6, "systemd")])
+    before, folder = group.command, release_json(tmp_path, rank=0, world=1)
+    seen: list[str] = []
+
+    def answers(*words: str, seconds: float = 0) -> tuple[bool, str]:
+        if words[:2] == ("docker", "kill"):
+            command.main(["ended", "--config-dir", str(folder)])
+            seen.append(group.read_line("ended"))
+        shown = words[:4] == ("systemctl", "show", "-p", group.PROPERTIES)
+        return (True, loading) if shown else before(*words)
+
+    monkeypatch.setattr(group, "command", answers)
+    watchdog.begin_anew("aa", "rank 1 (b) is gone for 120 s: it does not answer (timed out)")
+    why = "the watchdog started the group anew: rank 1 (b) is gone for 120 s: it does not answer (timed out)"
+    assert seen == [why]
+    for ended in (True, False):
+        if not ended:
+            (group.RUN / "ended").unlink(missing_ok=True)
+            group.write_line("anew", "rank 1 (b) is gone for 120 s: it does not answer (timed out)")
+        host.said.clear()
+        Start(
+            served(world=1), Peers(Path("/nowhere")), Path("/c"),
+            drop_caches=False, invocation="hh", say=host.said.append,
+        ).run()  # fmt: skip
+        told = [line for line in host.said if line.startswith("tries again")]
+        assert told and all(line.endswith(f": {why}") for line in told)
+        assert not group.read_line("anew")

@@ -48,7 +48,7 @@ class Rank:
         self.now, self.limits = 0.0, LIMITS
         self.watch = Watch(
             probe=self.probe,
-            begin_anew=lambda invocation: self.done.append(True),
+            begin_anew=lambda invocation, why: self.done.append(True),
             pings=lambda rank: self.pings,
             ways=lambda rank: self.ways.get(rank, set()),
             say=self.said.append,
@@ -386,11 +386,12 @@ def test_only_the_start_that_was_looked_at_is_begun_anew(
         ["deactivating", "stop", "aa"],  # somebody stops it: open requests may end
         ["inactive", "dead", "aa"],
     ):
-        watchdog.begin_anew("aa")
+        watchdog.begin_anew("aa", "why")
     assert done == [] and not list(tmp_path.iterdir())
     now[:] = ["active", "running", "aa"]
-    watchdog.begin_anew("aa")
+    watchdog.begin_anew("aa", "rank 1 is gone")
     assert done == ["docker kill sparkstack-serve", f"systemctl try-restart --no-block {group.UNIT}"]
+    assert group.read_line("anew") == "rank 1 is gone"
 
 
 # ── Replicas ──

@@ -312,15 +312,28 @@ def with_unit(hosts: list[Any]) -> list[Any]:
 def stop_ranks(host: Any, hosts: list[Any]) -> bool:
     """Stop the units of all ranks, the head's first: it stops taking requests before a worker goes.
 
-    An engine that is stopped while it loads may not hear of it (a container's first process ignores signals
-    that it does not handle), and systemd ends only Docker's client: such a container goes here."""
+    A container that its engine's end left behind goes here, too."""
     gone = f"{{ timeout 60 docker rm -f {CONTAINER} >/dev/null 2>&1; true; }}"
     progress.update(f"{hosts[0].name} serve", "stop", 0, None, "s", "stopping the ranks")
+    idle = False
     for rank in hosts:
-        ok, said = shell(rank, f"systemctl stop {UNIT} && {gone}")
+        ok, said = shell(rank, f'{stop_words(idle)} && {gone} && echo "$s"')
         if not ok:
             return report_failure(host, f"{rank.name}: {UNIT} could not be stopped; found: {said}")
+        # Requests come by the head: where that did not serve, no worker has one, though its unit is active.
+        idle = idle or (rank is hosts[0] and said.strip() == "activating")
     return True
+
+
+def stop_words(idle: bool = False) -> str:
+    """Shell words that stop a rank's unit; `$s` is what it was. `idle`: it has no open request in any case.
+
+    An engine that loads is killed first: a unit that starts gets no ExecStop, and the signal that it gets may
+    never be heard (a container's first process ignores what it does not handle), so that the stop would take
+    all the time that open requests may take."""
+    kill = f"timeout 20 docker kill {CONTAINER} >/dev/null 2>&1"
+    kill = f"{kill}; true" if idle else f'[ "$s" != activating ] || {kill}'
+    return f's=$(systemctl show -p ActiveState --value {UNIT}); {kill}; systemctl stop {UNIT}'
 
 
 def start_ranks(host: Any, ranks: list[Any], ready_seconds: int) -> bool:

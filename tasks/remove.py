@@ -19,6 +19,7 @@ from sparkstack import daemon_json, docker_settings, knobs, netplan
 from sparkstack.errors import Problem
 from sparkstack.units import bytes_text
 from tasks import declared, undo
+from tasks.activation import stop_words
 from tasks.docker import Others
 from tasks.facts import Text, UnitState
 from tasks.files import Commands
@@ -88,7 +89,9 @@ def serving_stopped(removal: Removal, head: bool) -> Commands:
     if host.get_fact(UnitState, unit=UNIT) == "inactive":
         host.noop(f"{UNIT} does not run")
         return
-    yield StringCommand(f"systemctl stop {UNIT} && {{ systemctl reset-failed {UNIT} 2>/dev/null || true; }}")
+    # The head, where requests come, has been stopped before the others.
+    stop = stop_words(idle=not head)
+    yield StringCommand(f"{stop} && {{ systemctl reset-failed {UNIT} 2>/dev/null || true; }}")
 
 
 @operation()

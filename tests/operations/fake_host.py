@@ -33,6 +33,10 @@ GROUP_DATA = runpy.run_path(str(ROOT / "group_data" / "all.py"))
 
 JOB = r"sparkstack-[\w-]+"
 SERVE = r"sparkstack-serve\.service"
+STOP = (
+    rf's=\$\(systemctl show -p ActiveState --value {SERVE}\); (\[ "\$s" != activating \] \|\| )?'
+    rf"timeout 20 docker kill sparkstack-serve >/dev/null 2>&1(; true)?; systemctl stop {SERVE}"
+)
 WATCHDOG = r"sparkstack-watchdog\.service"
 UNLESS_ACTIVE = (
     rf'while \[ "\$\(systemctl show -p ActiveState --value ({JOB})\)" = deactivating \]; '
@@ -138,8 +142,9 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         "",
     ),
     "stop rank": (
-        rf"systemctl stop {SERVE} && \{{ timeout 60 docker rm -f \S+ >/dev/null 2>&1; true; \}}",
-        "",
+        rf"{STOP} && \{{ timeout 60 docker rm -f \S+ >/dev/null 2>&1; true; \}} && echo "
+        r'"\$s"',
+        "active",
     ),
     "unit of rank": (rf"systemctl show -p LoadState --value {SERVE}", "loaded"),
     "switch rank": (
@@ -177,7 +182,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     ),
     # undo.py, remove.py
     "note deed": (DID, ""),
-    "end serving": (rf"systemctl stop {SERVE} && \{{ systemctl reset-failed {SERVE} .*; \}}", ""),
+    "end serving": (rf"{STOP} && \{{ systemctl reset-failed {SERVE} .*; \}}", ""),
     "end jobs": (rf"systemctl stop (?!{SERVE}){JOB}\.service( {JOB}\.service)*", ""),
     "remove containers": (r"docker rm -f \S+( \S+)*", ""),
     "remove image": (r"docker image rm \S+", ""),

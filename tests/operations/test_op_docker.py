@@ -172,8 +172,8 @@ def test_serving_stops_before_and_starts_after_on_all_ranks(sites: Sites, monkey
     assert restart(ranks, 1, SERVING)
     assert order[:2] == [f"{rank.host.name} systemctl show -p" for rank in ranks]
     assert order[2:7] == [
-        "spark-1 systemctl stop sparkstack-serve.service",
-        "spark-2 systemctl stop sparkstack-serve.service",
+        "spark-1 s=$(systemctl show -p",
+        "spark-2 s=$(systemctl show -p",
         "spark-2 systemctl reset-failed docker.service;",
         "spark-2 systemctl start --no-block",
         "spark-1 systemctl start --no-block",

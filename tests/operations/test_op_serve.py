@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,6 +192,38 @@ def test_stop_all_switch_all_start_workers_first(sites: Sites, monkeypatch: Any)
     for rank in ranks:
         (switched,) = [line for line in rank.host.heard if kind_of(line) == "switch rank"]
         assert f"ln -sfn /etc/sparkstack/releases/{head.release_id} /etc/sparkstack/current.new" in switched
+
+
+@pytest.mark.parametrize("state", ["active", "activating", "deactivating", "inactive", "failed"])
+@pytest.mark.parametrize("idle", [False, True])
+def test_an_engine_that_loads_is_killed_before_its_unit_is_stopped(
+    tmp_path: Path, state: str, idle: bool
+) -> None:
+    """It has no open request, and would not hear the signal; one that serves is stopped in peace."""
+    log = tmp_path / "log"
+    tools = {
+        "systemctl": f'[ "$1" = show ] && echo {state} || echo "systemctl $*" >> {log}',
+        "docker": f'echo "docker $*" >> {log}; exit 1',
+    }
+    for name, text in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", activation.stop_words(idle)], env=path, check=True, timeout=20)
+    assert done.returncode == 0
+    kill = ["docker kill sparkstack-serve"] if idle or state == "activating" else []
+    assert log.read_text().splitlines() == [*kill, "systemctl stop sparkstack-serve.service"]
+
+
+@pytest.mark.parametrize("state", ["active", "activating", "inactive"])
+def test_workers_of_a_head_that_loads_are_killed_too(sites: Sites, state: str) -> None:
+    """Their units are active as soon as their containers run. A head that is inactive tells nothing: in an
+    inventory in another order it is a host that has not served yet."""
+    head, worker = sites(2)
+    head.host.answers["stop rank"] = state
+    assert activation.stop_ranks(head.host, [head.host, worker.host])
+    (stop,) = worker.host.heard
+    assert stop.startswith(activation.stop_words(state == "activating") + " && ")
 
 
 @pytest.mark.parametrize(

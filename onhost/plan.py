@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+MOST = 10**9
+"""The largest number that a plan may name: that many seconds a clock can still wait."""
+SHOWN = 200  # characters of a wrong value
+
 
 class JobError(Exception):
     """An end that a user can act on: one line of the form "found …; wanted …; remedy"."""
@@ -22,12 +26,17 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """The plan in a file; JobError where it is absent or no JSON object."""
+        """The plan in a file; JobError where it is absent, cannot be read or is no JSON object."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise JobError(f"found no plan at {path}; wanted a JSON file; run the deploy again") from None
-        except ValueError as error:
+        except OSError as error:
+            raise JobError(
+                f"found a plan at {path} that cannot be read ({error.strerror}); wanted a JSON file; "
+                "run the deploy again"
+            ) from None
+        except (ValueError, RecursionError) as error:
             raise JobError(
                 f"found a plan at {path} that is not JSON ({error}); wanted an object; run the deploy again"
             ) from None
@@ -38,6 +47,7 @@ class Plan:
     def _bad(self, key: str, wanted: str) -> JobError:
         name = f"{self.where}{key}"
         found = f"{self.data[key]!r}" if key in self.data else "nothing"
+        found = found if len(found) <= SHOWN else f"{found[:SHOWN]}…"
         return JobError(f"found {found} for the plan's key {name}; wanted {wanted}; correct the plan's maker")
 
     def text(self, key: str) -> str:
@@ -76,10 +86,11 @@ class Plan:
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A number above zero."""
+        """A number above zero, and at most MOST."""
         value = self.data.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise self._bad(key, "a number above zero")
+        # NaN is in no range.
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MOST:
+            raise self._bad(key, f"a number above zero, at most {MOST}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -755,11 +755,22 @@ def test_counters_are_summed_over_labels() -> None:
         ('{"port_s": -1}', "port_s"),
         ('{"back_off_s": true}', "back_off_s"),
         ("", "JSON"),
+        ("[" * 100_000, "JSON"),
+        ("\0", "JSON"),
+        (f'{{"away_s": {"9" * 400}}}', "away_s; wanted a number above zero, at most 1000000000"),
+        (f'{{"away_s": {"9" * 5000}}}', "JSON"),
+        ('{"interval_s": NaN}', "found nan for the plan's key interval_s"),
+        ('{"interval_s": Infinity}', "found inf for"),
+        ('{"interval_s": 1e999}', "found inf for"),
+        ('{"interval_s": 1e300}', "interval_s"),
+        ('{"interval_s": [' + "1," * 1000 + "1]}", "interval_s"),
+        (None, r"watchdog\.json that cannot be read \(Is a directory\)"),
     ],
 )
-def test_limits(tmp_path: Path, text: str, said: str | None) -> None:
+def test_limits(tmp_path: Path, text: str | None, said: str | None) -> None:
+    """Whatever stands in the file: a start does without it, and the watchdog says that it cannot look."""
     path = tmp_path / "watchdog.json"
-    path.write_text(text)
+    path.mkdir() if text is None else path.write_text(text)
     if said is None:
         assert Limits.read(path) == Limits(15, 30, 4, 120, 3600, 60, 120, 60, 180, 300, 60)
         # What an older version wrote.
@@ -768,8 +779,9 @@ def test_limits(tmp_path: Path, text: str, said: str | None) -> None:
         path.write_text('{"head_stops_s": 90, "docker_s": 1, "port_s": 2, "memory_s": 3, "again_s": 4.5}')
         assert Limits.read(path) == Limits(head_stops=90, docker=1, port=2, memory=3, again=4.5)
     else:
-        with pytest.raises(JobError, match=said):
+        with pytest.raises(JobError, match=said) as raised:
             Limits.read(path)
+        assert len(str(raised.value)) < 500
 
 
 def test_a_rank_is_pinged_on_the_fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,12 +25,58 @@ _EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b:? ?\S")
 _ERROR = re.compile(r"error|exception|fatal|panic|killed|no such|cannot|failed", re.IGNORECASE)
 # These say that another line says it.
 _ELSEWHERE = re.compile(r"root cause|see stack trace|EngineDeadError|exited unexpectedly", re.IGNORECASE)
-_SECRETS = (
+_PATTERNS = (
     re.compile(r"(://)[^/\s@]+@"),
-    re.compile(r"()\b(?:hf_|sk-|ghp_|nvapi-)[\w-]{8,}"),
+    re.compile(r"()\b(?:hf_|sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[a-z]-|AIza|eyJ)[\w-]{8,}[\w.-]*"),
+    re.compile(r"()\b(?:AKIA|ASIA)[A-Z0-9]{12,}"),
     re.compile(r"(bearer )\S+", re.IGNORECASE),
-    re.compile(r"((?:api[-_ ]?key|token|password|secret)['\"]?\s*[=:]\s*)\S+", re.IGNORECASE),
+    # Base64, and not "basic information".
+    re.compile(r"(\b[Bb]asic )(?=\S*[0-9+/=]|\S+[A-Z])[A-Za-z0-9+/=]{6,}(?![\w.])"),
 )
+# What a variable, an option, a header or a key of JSON that holds a secret is called, and its value: all that
+# is in quotes (of which the last may be cut off), else a word.
+_NAMED = re.compile(
+    r"""(?<![\w-])
+    (?P<name>[\w.-]*(?:(?P<weak>signature|credentials?)|token|secret|passwd|password|passphrase|authorization
+        |(?:api|auth|access|secret|private|account|admin|master|signing|encryption|subscription|license)
+         [-_. ]?keys?
+        |(?-i:_KEY)|(?<=[?&])key|(?<=--)key))
+    (?:\ provided)?
+    (?P<end>\\?["'])?
+    (?P<between>\s*[=:]\s*|\s+|\s*,\s*)
+    (?P<scheme>(?:basic|bearer|token|digest|negotiate)\s+)?
+    (?P<value>[bruf]{0,2}\\?(?:"(?:\\.|[^"\\])*\\?"?|'(?:\\.|[^'\\])*\\?'?)|\S+)""",
+    re.IGNORECASE | re.VERBOSE,
+)
+# A model's tokens, and counts of them.
+_OF_A_MODEL = re.compile(
+    r"(?:^|[-_.])(?:bos|eos|pad|unk|sep|cls|mask|stop|start|end|image|video|audio|special|think|draft|max|min"
+    r"|num|per|first|next|last)[-_.]token$",
+    re.IGNORECASE,
+)
+# What a value is that says nothing: none, a place for one, a special token; and a number of tokens.
+_NO_VALUE = re.compile(
+    r"[\"']?(?:<.*|(?-i:\$\{?[A-Z_]+\}?)|\{\w*\}|(?:true|false|none|null)\b)[\"',;)\]}]*", re.IGNORECASE
+)
+_COUNT = re.compile(r"[\d.]{1,8}[,;)\]}]*")
+# What follows a name in a sentence and is none of its words.
+_RANDOM = re.compile(r"(?=[^\s\d]*\d)(?=[\W\d]*[A-Za-z])[A-Za-z0-9+/=_-]{16,}")
+
+
+def _hide(found: re.Match[str]) -> str:
+    """A name and its value, without the value where that is a secret."""
+    name, between, value = found["name"], found["between"], found["value"]
+    option, said = name.startswith("-"), between.strip()
+    secret = not (_OF_A_MODEL.search(name) or _NO_VALUE.fullmatch(value))
+    secret = secret and not (name.lower().endswith("token") and _COUNT.fullmatch(value))
+    if said == ",":  # of a list of words, as Python prints it
+        secret = secret and option and bool(found["end"])
+    elif said == ":":  # "argument --api-key: expected one argument"
+        secret = secret and not option and (not found["weak"] or bool(found["end"]))
+    elif not said:
+        secret = secret and (not value.startswith("-") if option else bool(_RANDOM.fullmatch(value)))
+    whole = found[0]
+    return f"{whole[: len(whole) - len(value)]}…" if secret else whole
 
 
 def error_line(lines: Iterable[str]) -> str:
@@ -52,7 +98,8 @@ def without_secrets(line: str, secrets: Sequence[str] = ()) -> str:
     for secret in secrets:
         if secret:
             line = line.replace(secret, "…")
-    for pattern in _SECRETS:
+    line = _NAMED.sub(_hide, line[: 10 * LIMIT])
+    for pattern in _PATTERNS:
         line = pattern.sub(r"\1…", line)
     return line if len(line) <= LIMIT else line[: LIMIT - 1] + "…"
 
@@ -86,12 +133,16 @@ def of_engine(rank: int, release: str, since: float, secrets: Sequence[str] = ()
     return without_secrets(line, secrets)
 
 
+def secrets_of(served: Served) -> list[str]:
+    """What of a release must be in no line: the endpoint's key."""
+    with contextlib.suppress(JobError):
+        return [] if served.api_key_file is None else [read_secret(served.api_key_file)]
+    return []
+
+
 def why_ended(served: Served) -> str:
     """Why the engine ended of the start that began last, before it served."""
-    secrets = []
-    if served.api_key_file is not None:
-        with contextlib.suppress(JobError):
-            secrets = [read_secret(served.api_key_file)]
+    secrets = secrets_of(served)
     if anew := group.read_line("anew"):
         return without_secrets(f"the watchdog started the group anew: {anew}", secrets)
     words = of_engine(served.rank, served.release, group.tries()[1], secrets)

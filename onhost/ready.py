@@ -31,6 +31,7 @@ class Container:
 
     name: str
     seen: tuple[str, str] | None = None  # id and start of what ran when we first looked
+    key: str | None = None  # the endpoint's, which is never shown
 
     def ended(self) -> str | None:
         """What became of the container, or None while it runs or has not been made yet."""
@@ -54,7 +55,7 @@ class Container:
     def _last_line(self) -> str:
         """What its log says of its end."""
         done = docker("logs", "--tail", "60", self.name)
-        last = without_secrets(error_line((done.stdout + done.stderr).splitlines()))
+        last = without_secrets(error_line((done.stdout + done.stderr).splitlines()), [self.key or ""])
         return f" ({last})" if last else ""
 
 
@@ -154,7 +155,7 @@ def main(url: str, model: str, key_file: Path | None, container: str | None, tim
     """The command: 0 after a completion, else 1 and one line on standard error."""
     try:
         key = None if key_file is None else read_secret(key_file)
-        wait(url, model, key, None if container is None else Container(container), timeout)
+        wait(url, model, key, None if container is None else Container(container, key=key), timeout)
     except JobError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 1

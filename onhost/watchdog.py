@@ -15,7 +15,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from pathlib import Path
 from onhost import group
 from onhost.files import write_atomic
 from onhost.group import CONTAINER, UNIT, Peers, Served, State
-from onhost.last_words import without_secrets
+from onhost.last_words import secrets_of, without_secrets
 from onhost.limits import Limits
 from onhost.plan import JobError
 from onhost.probe_engine import LEAST_MISSES, Judge, Outcome, Seen, Verdict, probe, replicas_of
@@ -234,7 +234,7 @@ def pings(peers: Peers, rank: int) -> bool:
     return any(group.command("ping", "-c", "1", "-W", "2", way, seconds=5)[0] for way in ways)
 
 
-def note(last: Last, own: State, limits: Limits) -> None:
+def note(last: Last, own: State, limits: Limits, secrets: Sequence[str] = ()) -> None:
     """Put what the last look found where `sparkstack status` reads it; everybody on this host may."""
     found = {
         "format": 1,
@@ -244,7 +244,7 @@ def note(last: Last, own: State, limits: Limits) -> None:
         "next_within_s": limits.interval + 4 * limits.timeout + NEXT_SECONDS,
         "invocation": own.invocation,
         "verdict": last.word,
-        "said": without_secrets(" ".join(last.said.split())),
+        "said": without_secrets(" ".join(last.said.split()), secrets),
         "missed": last.missed,
         "misses": last.misses,
         "answer_s": None if last.answer is None else round(last.answer, 3),
@@ -280,9 +280,11 @@ def main(config_dir: Path) -> int:
     while _text(marker) == code:
         # First, so that a look that cannot be made is told of this start.
         limits, own, last = Limits(), group.own_state(config_dir), None
+        secrets: list[str] = []
         try:
             limits = Limits.read(config_dir / "watchdog.json")
             served = group.read_release(config_dir)
+            secrets = secrets_of(served)
             asked = (served.workers if served.rank == 0 else range(1)) if served.world > 1 else range(0)
             others = peers.states(asked) if peers.known and _computes(own) else {}
             watch.look(served, own, others, limits)
@@ -292,7 +294,7 @@ def main(config_dir: Path) -> int:
             if str(error) != broken:
                 broken = str(error)
                 say(f"not checked: {broken}")
-        note(last or Last(Verdict.NOT_CHECKED.value, broken, broken=True), own, limits)
+        note(last or Last(Verdict.NOT_CHECKED.value, broken, broken=True), own, limits, secrets)
         time.sleep(limits.interval)
     say("the package onhost was replaced")
     return 0

@@ -73,6 +73,79 @@ def test_what_is_secret_is_not_said(line: str, safe: str) -> None:
     assert said == safe
 
 
+SECRET = "pR1v4te/x+y=="
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "serve: error: --api-key {} is refused",
+        "serve --token {} --port 1",
+        "['serve', '--api-key', '{}']",
+        "--admin-api-key={}",
+        "AWS_SECRET_ACCESS_KEY={}",
+        "WANDB_KEY={}",
+        "HF_TOKEN={} not valid",
+        "{'aws_secret_access_key': '{}', 'region': 'x'}",
+        '{"api_key": "{}"}',
+        r'json "{\"apiKey\": \"{}\"}"',
+        "GET https://h/x?X-Amz-Credential={}&X-Amz-Signature={}&a=b",
+        "https://h/x?key={}",
+        "Authorization: {}",
+        "{'Authorization': 'Basic {}'}",
+        "Authorization: Token {}",
+        "X-Api-Key: {}",
+        "Proxy-Authorization: Basic {}",
+        "sent Basic {}",
+        "password = 'my {} pw'",
+        "password='it\\'s {} pw'",
+        'passphrase: "my {} p',
+        "PGPASSWORD={}",
+        "password=b'my {} pw'",
+        "Incorrect API key provided: {}.",
+        "the credentials={}",
+    ],
+)
+def test_a_value_is_hidden_by_its_name(line: str) -> None:
+    said = without_secrets("Error: " + line.replace("{}", SECRET))
+    assert SECRET not in said and "my " not in said and " pw" not in said and "…" in said
+    assert said.startswith("Error: " + line.split("{}")[0].rstrip("'\"bmy ")[:7])
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "AKIAIOSFODNN7EXAMPLE", "github_pat_11ABCDEFG0abcdefgh", "ghp_abcdefghijkl", "hf_abcdefghijkl",
+        "sk-proj-abcdefgh", "glpat-abcdefgh12", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc-_d",
+    ],
+)  # fmt: skip
+def test_a_secret_is_known_by_how_it_begins(secret: str) -> None:
+    assert without_secrets(f"Error: found {secret}, refused") == "Error: found …, refused"
+    assert without_secrets("password=12345 api_key: $ecret") == "password=… api_key: …"
+    assert without_secrets("token 3f9c8a7b6d5e4f3a2b1c") == "token …"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: max_tokens=64 is above 32",
+        "max_token=64", "draft_token: 7", "n_token = 12", "token: 5, of 9", "eos_token='</s>'",
+        "pad_token: None",
+        "KeyError: 'lm_head.weight'",
+        "Missing key: 'model.layers.0.weight'", "Missing key(s) in state_dict: \"a\"", "cache_key=abc",
+        "SyntaxError: Unexpected token < in JSON at position 0", "special token: <|im_start|>",
+        "ValueError: the token ids are wrong", "401: API key is missing", "password authentication failed",
+        "error: argument --api-key: expected one argument", "--api-key --port 1", "--eos-token </s>",
+        "RuntimeError: no signature: (Tensor self, int dim)", "Unable to locate credentials: run it again",
+        "num_key_value_heads=8 tokenizer=x token_ids: [1]", "api_key=None", "--api-key $KEY",
+        "api_key: <set it>",
+        "a basic information", "Basic authentication is off", "secret not found",
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_stays_readable(line: str) -> None:
+    assert without_secrets(line) == line
+
+
 @given(st.text(max_size=400), st.text("ab-", min_size=4, max_size=12))
 def test_a_known_secret_is_in_no_line(text: str, secret: str) -> None:
     line = error_line(f"{text} Error: {secret} {text}".splitlines())

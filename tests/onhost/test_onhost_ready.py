@@ -187,6 +187,15 @@ def test_a_container_that_ended_ends_the_wait(
     assert time.monotonic() - began < 5
 
 
+def test_the_key_is_in_no_line_of_a_container_that_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("KV\n")
+    monkeypatch.setattr(ready, "docker", Docker({"Status": "exited", "Running": False}))
+    more = ("--container", "serve", "--api-key-file", str(tmp_path / "key"))
+    assert "(RuntimeError: no … cache)" in run(capsys, "http://127.0.0.1:9", 60, *more)[1]
+
+
 @pytest.mark.parametrize("state", ["inactive", "deactivating", "failed"])
 def test_a_docker_that_was_stopped_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: str

@@ -540,7 +540,7 @@ def test_a_look_that_cannot_be_made_is_told_of_this_start(
     looks = iter(["code", "code", "other"])
     monkeypatch.setattr(watchdog, "_text", lambda path: next(looks))
     monkeypatch.setattr(group, "own_state", lambda config_dir: HEAD)
-    monkeypatch.setattr(watchdog, "note", lambda last, own, limits: noted.append((last, own)))
+    monkeypatch.setattr(watchdog, "note", lambda last, own, *more: noted.append((last, own)))
     monkeypatch.setattr(watchdog.time, "sleep", lambda seconds: None)
     assert watchdog.main(folder) == 0
     ((last, own),) = noted

@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,10 @@ def get(url: str, key: str = "", body: Any = None) -> tuple[int, str]:
         with opener.open(request, timeout=ANSWER_S) as answer:
             return int(answer.status), answer.read().decode("utf-8", "replace")
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode("utf-8", "replace")
+        text = b""
+        with contextlib.suppress(OSError, HTTPException):  # cut off, or too slow: the status is there
+            text = error.read()
+        return error.code, text.decode("utf-8", "replace")
     except OSError as error:
         return 0, str(getattr(error, "reason", error))
     except Exception as error:  # whatever listens there may answer anything

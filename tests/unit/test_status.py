@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -309,6 +310,41 @@ def test_the_watchdog_s_note_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert probe.watchdog()["last"] is None
     monkeypatch.setattr(group, "RUN", tmp_path / "watchdog" / "no folder")
     watchdog.note(last, own, Limits())  # where it cannot be written it watches all the same
+
+
+ODD = ["x", None, [], {}, True, float("nan"), float("inf"), 10**400, -1]
+
+
+@pytest.mark.parametrize("name", ["at_s", "missed", "misses", "next_within_s", "answer_s", "said", "verdict", "invocation", "broken"])
+@pytest.mark.parametrize("odd", ODD)
+def test_whatever_a_watchdog_s_note_says_there_is_a_status(name: str, odd: Any) -> None:
+    for verdict in ("alive", "missed", "dead", "gone"):
+        found = serving_status.document("now", {"a": watched(**{"verdict": verdict, name: odd})}, watched={"a": True})
+        assert serving_status.lines(found) and found["hosts"][0]["watchdog"]["state"] == "active"
+        serving_status.table(found)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("code", [200, 401, 500, 503])
+def test_an_answer_that_is_cut_off_is_one(monkeypatch: pytest.MonkeyPatch, code: int, hangs: bool) -> None:
+    """What the host says of itself must not go with it."""
+    monkeypatch.setattr(probe, "ANSWER_S", 0.3)
+    done = threading.Event()
+
+    def answer(server: socket.socket) -> None:
+        one, _ = server.accept()
+        with one:
+            one.recv(65536)
+            one.sendall(f"HTTP/1.1 {code} X\r\nContent-Length: 100\r\n\r\nhalf".encode())
+            done.wait(5 if hangs else 0)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        status, text = probe.get(f"http://127.0.0.1:{server.getsockname()[1]}/health")
+        done.set()
+        thread.join()
+    assert status == (0 if code == 200 else code) and isinstance(text, str)
 
 
 def test_an_endpoint_that_is_read_from_here() -> None:

@@ -112,6 +112,16 @@ def takes_priority(argv: Sequence[str]) -> bool:
 _POLICY = re.compile("--scheduling[-_]policy")
 
 
+def stops_within(argv: Sequence[str]) -> float:
+    """s that a release's own command lets its engine end in (`docker run --stop-timeout`); 0: it says none."""
+    pairs = itertools.pairwise(part for word in argv for part in word.split("=", 1))
+    said = (value for name, value in pairs if name == "--stop-timeout" and _WHOLE(value))
+    return max(map(float, said), default=0.0)
+
+
+_WHOLE = re.compile(r"\d{1,6}").fullmatch
+
+
 @dataclass(frozen=True)
 class State:
     """A rank as its host says; `said` is what came in place of an answer."""

@@ -30,6 +30,7 @@ from onhost.probe_engine import LEAST_MISSES, Judge, Outcome, Seen, Verdict, pro
 
 MARKER = ".sparkstack-onhost"
 NOTE = "watchdog"
+STOP_SECONDS = 30.0  # for Docker and systemd to end what is left of a head that stops (sparkstack/launch.py)
 NEXT_SECONDS = 60.0  # for the questions to the other ranks, and for a host that is short of time
 
 
@@ -164,7 +165,9 @@ class Watch:
         if head is None:
             return
         if head.answered:
-            away = max(limits.away, limits.head_stops)
+            # A deploy writes its limit before it stops a release that may take longer by its own.
+            own_stop = group.stops_within(served.argv) + STOP_SECONDS
+            away = max(limits.away, limits.head_stops, own_stop)
             self._for_long(served, 0, group.apart(head, own.invocation), away)
         else:
             self._for_long(served, 0, self._silence(0, head), limits.away)

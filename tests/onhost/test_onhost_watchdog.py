@@ -26,6 +26,7 @@ from onhost.limits import Limits
 from onhost.plan import JobError
 from onhost.probe_engine import Judge, Outcome, Seen, Verdict, replicas_of, work_of
 from onhost.watchdog import Last, Watch
+from sparkstack import launch
 
 LIMITS = Limits(interval=1, timeout=1, misses=3, away=60)
 TOKEN, NONE = Seen(Outcome.TOKEN), Seen(Outcome.NONE, "no answer in 1 s", (5.0, 1.0, 1.0, 0.0))
@@ -333,6 +334,16 @@ def test_open_requests_may_end_however_short_the_limit() -> None:
     worker.limits = Limits(interval=1, timeout=1, misses=3, away=1)
     stopping = state(active="deactivating", sub="stop", invocation="hh", **GROUP)
     assert worker.looks(59, WORKER, stopping) == []
+
+
+@pytest.mark.parametrize("words", [("--stop-timeout", "305"), ("--stop-timeout=305", "--stop-timeout", "x")])
+def test_a_release_may_stop_by_its_own_limit_when_a_deploy_lowers_it(words: tuple[str, ...]) -> None:
+    """The limits are written before the release that serves is stopped."""
+    worker = Rank(1)
+    worker.served = served(1, argv=("docker", "run", *words, "image"))
+    stopping = state(active="deactivating", sub="stop", invocation="hh", **GROUP)
+    assert worker.looks(1500, WORKER, stopping)[0] == 345  # the first look after 305 s and 30 s
+    assert launch.unit_stop_seconds(300) + launch.UNIT_SECONDS == 305 + watchdog.STOP_SECONDS
 
 
 def test_other_hosts_that_answer_for_a_rank_say_nothing_of_this_group() -> None:

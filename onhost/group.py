@@ -113,7 +113,7 @@ _POLICY = re.compile("--scheduling[-_]policy")
 
 
 def stops_within(argv: Sequence[str]) -> float:
-    """s that a release's own command lets its engine end in (`docker run --stop-timeout`); 0: it says none."""
+    """s in which a release lets its engine end (`docker run --stop-timeout`); 0: its command says none."""
     pairs = itertools.pairwise(part for word in argv for part in word.split("=", 1))
     said = (value for name, value in pairs if name == "--stop-timeout" and _WHOLE(value))
     return max(map(float, said), default=0.0)

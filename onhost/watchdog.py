@@ -45,6 +45,7 @@ class Last:
     missed: int = 0
     misses: int = 0  # so many, and the group is started again
     answer: float | None = None
+    counters: bool = False  # was there anything that tells a slow engine from a dead one?
     broken: bool = False  # the look could not be made: the watchdog's own files are at fault
 
 
@@ -130,7 +131,8 @@ class Watch:
             self._answer = self._clock() - began
         verdict = judge.see(seen, limits.misses, limits.busy)
         misses = max(limits.misses, LEAST_MISSES)
-        self.last = Last(verdict.value, seen.said, judge.missed, misses, self._answer)
+        counters = seen.work is not None or seen.spent is not None
+        self.last = Last(verdict.value, seen.said, judge.missed, misses, self._answer, counters)
         # One that missed is asked again first, so that a dead one is found as soon as an engine alone.
         self._replica = replica if verdict is Verdict.MISSED else replica + 1
         whose = f" from replica {replica}" if several else ""
@@ -251,6 +253,7 @@ def note(last: Last, own: State, limits: Limits, secrets: Sequence[str] = ()) ->
         "missed": last.missed,
         "misses": last.misses,
         "answer_s": None if last.answer is None else round(last.answer, 3),
+        "counters": last.counters,
         "broken": last.broken,
     }
     # A disk that is full is told by others.

@@ -149,11 +149,13 @@ def _watchdog(row: dict[str, Any], found: Mapping[str, Any], declared: bool) -> 
     shown |= {"age_s": max(round(now - at, 1), 0.0), **{name: last.get(name) for name in ("verdict", "said")}}
     shown |= {name: _number(last.get(name)) for name in ("missed", "misses", "answer_s")}
     missed = shown["missed"] or 0
+    # Without counters nothing but the site's patience tells a slow engine from a dead one.
+    most = WEDGED_MISSES if last.get("counters") is True else max(WEDGED_MISSES, shown["misses"] or 0)
     if late:
         return shown
     if last.get("broken"):
         _blame(row, f"a watchdog that cannot look ({shown['said']})", "a look", f"see {see} there")
-    elif shown["verdict"] == "dead" or missed >= WEDGED_MISSES:
+    elif shown["verdict"] == "dead" or missed >= most:
         if row["state"] == STATES["active"]:
             row["state"] = "wedged"
         told = f"no token {missed} times in a row ({shown['said']})"

@@ -515,18 +515,21 @@ def test_what_the_last_look_found_is_kept() -> None:
     assert head.watch.last == Last("alive", "", 0, 3, 0.5)
     took[0] = 9.0
     head.look(HEAD, {1: WORKER}, NONE)
-    assert head.watch.last == Last("missed", NONE.said, 1, 3, 0.5)
+    assert head.watch.last == Last("missed", NONE.said, 1, 3, 0.5, True)
     head.look(HEAD, {1: WORKER}, Seen(Outcome.NONE, "no answer in 1 s", (6.0, 1.0, 1.0, 0.0)))
-    assert head.watch.last == Last("slow", "no answer in 1 s", 0, 3, 0.5)
+    assert head.watch.last == Last("slow", "no answer in 1 s", 0, 3, 0.5, True)
     head.look(HEAD, {1: WORKER}, Seen(Outcome.REFUSED, "HTTP 401"))
     assert head.watch.last == Last("not checked", "HTTP 401", 0, 3, 0.5)
     for _ in range(4):  # the counters moved before the first
         head.look(HEAD, {1: WORKER}, NONE)
-    assert head.watch.last == Last("dead", NONE.said, 3, 3, 0.5) and head.done == [True]
+    assert head.watch.last == Last("dead", NONE.said, 3, 3, 0.5, True) and head.done == [True]
     head.look(state(active="activating", sub="start-pre", invocation="h2"))
     assert head.watch.last == Last("waits", "the unit is activating")
     head.look(state(active="active", sub="running", invocation="h2", **MEMBERS), {}, NONE)
-    assert head.watch.last == Last("missed", NONE.said, 1, 3, None)  # no token of this start yet
+    assert head.watch.last == Last("missed", NONE.said, 1, 3, None, True)  # no token of this start yet
+    for told in (False, True):
+        head.look(HEAD, {}, Seen(Outcome.NONE, "no answer", None, Spent(1, 1) if told else None))
+        assert head.watch.last.counters is told
 
 
 def test_what_a_worker_s_last_look_found() -> None:

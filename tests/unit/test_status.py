@@ -211,7 +211,7 @@ def test_the_words_of_a_rank_and_of_an_error(tmp_path: Path, monkeypatch: pytest
     assert serving_status.READY == group.READY
 
 
-LAST = {"verdict": "alive", "said": "", "missed": 0, "misses": 4, "answer_s": 0.25, "at_s": 56.0, "next_within_s": 195, "invocation": "i1"}
+LAST = {"verdict": "alive", "said": "", "missed": 0, "misses": 4, "answer_s": 0.25, "at_s": 56.0, "next_within_s": 195, "invocation": "i1", "counters": True}
 
 
 def watched(active: str = "active", **last: Any) -> dict[str, Any]:
@@ -245,6 +245,12 @@ SEE = "journalctl -u sparkstack-watchdog there"
         (
             watched(verdict="dead", missed=4, said="HTTP 500"), "dead, a token in 0.2 s; 5 s ago", "wedged",
             f"a: found no token 4 times in a row (HTTP 500); wanted tokens; the watchdog starts the group again at 4; see {SEE}",
+        ),
+        # Nothing but the site's patience tells a slow one from a dead one.
+        (watched(verdict="missed", missed=3, counters=False, said="no answer"), "missed 3 of 4; 5 s ago", "serves", None),
+        (
+            watched(verdict="missed", missed=4, counters=False, said="no answer"), "missed 4 of 4; 5 s ago", "wedged",
+            f"a: found no token 4 times in a row (no answer); wanted tokens; the watchdog starts the group again at 4; see {SEE}",
         ),
         # Of an earlier start; not written yet; of a version that wrote something else.
         (watched(verdict="missed", missed=3, invocation="i0"), "no look yet", "serves", None),
@@ -302,7 +308,7 @@ def test_the_watchdog_s_note_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     watchdog.note(last, own, Limits())
     found = probe.watchdog()["last"]
     assert found.pop("at_s") > 0 and re.fullmatch(r"\d{4}-\d\d-\d\dT.{8}Z", found.pop("when"))
-    assert found == {"format": 1, "verdict": "missed", "said": "no answer of …", "missed": 2, "misses": 4, "answer_s": 0.5, "next_within_s": 195, "invocation": "i1", "broken": False}
+    assert found == {"format": 1, "verdict": "missed", "said": "no answer of …", "missed": 2, "misses": 4, "answer_s": 0.5, "next_within_s": 195, "invocation": "i1", "counters": False, "broken": False}
     assert (tmp_path / "watchdog").stat().st_mode & 0o777 == 0o644
     assert [path.name for path in tmp_path.iterdir()] == ["watchdog"]
     for broken in ("", "[1]", "{"):

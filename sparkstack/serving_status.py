@@ -136,7 +136,7 @@ def _watchdog(row: dict[str, Any], found: Mapping[str, Any], declared: bool) -> 
     within = _number(last.get("next_within_s")) or FIRST_LOOK_S
     # One whose code was replaced is started again after some seconds; one that always ends looks so for ever.
     since = said.get("since") if state == "active" else found["unit"].get("ActiveEnterTimestampMonotonic")
-    began = int(since) / 1e6 if str(since or "").isdigit() else 0.0
+    began = int(str(since)) / 1e6 if str(since).isdecimal() else 0.0
     late = now - max(at or 0.0, began) > within
     if late:
         age = now - (began if at is None else at)

@@ -18,11 +18,24 @@ _CAMEL = re.compile(r"[a-z0-9](?:Api|API|Access|Secret|Private)?(?:Key|Token|Pas
 _OF_A_KEY = re.compile(r"(?:Api|API|Access|Secret|Private)Key$|(?<!Key)$")
 # A model's tokens, and counts of them: `--eos-token </s>`, `tokenizer.ggml.add_bos_token=bool:false`.
 _OF_A_MODEL = re.compile(
-    r"(?:^|[-_.])(?:bos|eos|pad|unk|sep|cls|mask|stop|start|end|image|video|audio|special|think|thinking"
-    r"|reasoning|draft|max|min|num|per|first|next|last)[-_.]token$",
+    r"(?:^|[-_.])(?:bos|eos|eot|eom|eod|eog|boi|eoi|boa|eoa|soi|pad|unk|sep|cls|mask|fim|nl|newline|prefix"
+    r"|suffix|middle|stop|start|begin|end|image|img|video|vision|audio|speech|special|think|thinking|reasoning"
+    r"|tool|call|tool[-_.]response|system|assistant|draft|speculative|prompt|completion|input|output|new|cached"
+    r"|max|min|num|per|first|next|last|(?:max|min|num|n)[-_.][\w.-]+)[-_.]token$",
     re.IGNORECASE,
 )
-_NO_TOKEN = re.compile(r"\d{1,8}|true|false|auto|null|none", re.IGNORECASE)
+# Switches, behind which something else may stand: `--require-api-key MODEL`.
+_SWITCH = re.compile(
+    r"(?:requires?|need|no|without|enable|disable|allow|skip|check|verify|validate|ignore)[-_.]",
+    re.IGNORECASE,
+)
+_NO_SECRET = re.compile(
+    r"\d{1,8}[km]?|true|false|yes|no|on|off|auto|null|none"
+    r"|(?:~|\.{0,2})/[\w./@%{}$-]*"  # a path
+    r"|[\w.]*[(\[].*",  # an expression of a script: os.environ["K"], getpass()
+    re.IGNORECASE,
+)
+_MOUNTED = re.compile(r"(?:id|type|src|source|env|target)=")  # `docker run --secret id=x,src=/y`
 _NUL = "\0"  # between two words: no word can hold one
 # Behind a name: "=", or blanks (a line's end with its backslash among them), or the next word.
 _NAMED = re.compile(
@@ -37,16 +50,19 @@ _URL_WITH_PASSWORD = re.compile(r"://[^/\s@:]*:(?![$`{])[^/\s@]+@")
 def is_secret(name: str) -> bool:
     """Does an option or a variable of this name hold a secret, as most programs name theirs?"""
     name = name.strip("-")
-    if _OF_A_MODEL.search(name):
+    if _OF_A_MODEL.search(name) or _SWITCH.match(name):
         return False
     return bool(_NAME.search(name) or (_CAMEL.search(name) and _OF_A_KEY.search(name)))
 
 
 def is_value(name: str, value: str) -> bool:
     """Is `value` itself what the secret `name` holds, and not where it comes from, or a number of tokens?"""
-    if not value or value[0] in "$`<" or _PLACEHOLDER.search(value):
+    if not value or value[0] in "$`<=" or _PLACEHOLDER.search(value):
         return False
-    return not (name.lower().endswith("token") and _NO_TOKEN.fullmatch(value))
+    value = value.rstrip(",:;)}]")  # of a script
+    if not value or _NO_SECRET.fullmatch(value):
+        return False
+    return not (name.lower().endswith("secret") and _MOUNTED.match(value))
 
 
 def named(words: Sequence[str]) -> list[str]:

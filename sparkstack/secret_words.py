@@ -45,7 +45,9 @@ _NAMED = re.compile(
     r"(?P<quote>(?:\[\s*(?=[\\\"']))?[\\\"']*)(?P<value>[^\s\"'\\\0]*))"
 )
 _BEGINS = re.compile(r"(?:^|[\n{])[ \t]*(?:-[ \t]+)?$")  # a line of YAML
-_QUOTED = re.compile(r"[\"'\0]$")  # a header's word; what is said to a user begins so, too
+_QUOTED = re.compile(r"[\"'\0=]$")  # a header's word; what is said to a user begins so, too
+# A call of a script hands on its own variables: `f(api_key=key, token=self.token)`.
+_IN_A_CALL, _HANDED_ON = re.compile(r"[(,]\s*$"), re.compile(r"[A-Za-z_][\w.]*[,)]+;?")
 _TYPES = re.compile(
     r"str|string|bytes|int|integer|float|bool|boolean|any|object|secretstr|required|optional", re.IGNORECASE
 )
@@ -55,9 +57,9 @@ _AUTHORIZATION = re.compile(
 )
 # By their makers' beginnings and usual lengths. In a URL they are its password.
 _TOKEN = re.compile(
-    r"(?<![\w-])(?:(hf_)[A-Za-z0-9]{30,}|(gh[opsur]_)[A-Za-z0-9]{36,}|(github_pat_)\w{40,}|(nvapi-)[\w-]{40,}"
-    r"|(AKIA|ASIA)[A-Z0-9]{16}(?!\w)|(sk-)(?:(?:[A-Za-z0-9]+-){0,3}(?=[A-Za-z_]*\d)\w{20,}"
-    r"|(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{40,}))(?![\w-]*@)"
+    r"(?<![\w-])(?:(hf_)[A-Za-z0-9]{30,}+|(gh[opsur]_)[A-Za-z0-9]{36,}+|(github_pat_)\w{40,}+"
+    r"|(nvapi-)[\w-]{40,}+|(AKIA|ASIA)[A-Z0-9]{16}(?!\w)|(sk-)(?:(?:[A-Za-z0-9]+-){0,3}(?=[A-Za-z_]*\d)\w{20,}+"
+    r"|(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{40,}+))(?![\w-]*@)"
 )
 _VARIABLE = re.compile(r"-e=?(?=[A-Z_])")
 _PLACEHOLDER = re.compile(r"\{[a-z_]+\}")
@@ -100,9 +102,11 @@ def named(words: Sequence[str]) -> list[str]:
             continue
         if value[:1] in set(";|&)") and _NUL not in match["between"] and not match["quote"]:
             continue  # the command ends there
+        if not match["quote"] and _HANDED_ON.fullmatch(value) and _IN_A_CALL.search(_before(match)):
+            continue
         if variable:
             name = name[variable.end() :]
-        if is_secret(name) and is_value(name, value) and (not colon or _is_said(match, text)):
+        if is_secret(name) and is_value(name, value) and (not colon or _is_said(match)):
             result[name] = None
             told.append(match.span("value"))
     for match in _AUTHORIZATION.finditer(text):
@@ -117,7 +121,12 @@ def named(words: Sequence[str]) -> list[str]:
     return list(result)
 
 
-def _is_said(match: re.Match[str], text: str) -> bool:
+def _before(match: re.Match[str]) -> str:
+    """The text before a name; no more than matters."""
+    return match.string[max(0, match.start() - 80) : match.start()]
+
+
+def _is_said(match: re.Match[str]) -> bool:
     """Is what stands behind a name's colon its value, and not a type or a sentence?"""
     value = match["value"].rstrip(",:;)}]=")
     if _TYPES.fullmatch(value):
@@ -126,7 +135,7 @@ def _is_said(match: re.Match[str], text: str) -> bool:
         return True
     if match["colon"].lstrip()[0] != ":" or len(value) < 6:
         return False  # JSON quotes both; a script's own variable
-    before = text[max(0, match.start() - 80) : match.start()]
+    before = _before(match)
     if not before or _QUOTED.search(before):
         return re.search(r"[-_.]", match["name"]) is not None
     return _BEGINS.search(before) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ def test_what_is_no_secret_passes(words: list[str], shell: str) -> None:
         ["sh", "-c", "srv --password; echo x | srv --token | y --secret & z"],
         ["python", "-c", 'api_key=os.environ["K"]; token=os.getenv("T"); password=getpass(); secret=keys[0]'],
         ["python", "-c", "def f(token=None, secret=None, password=False): f(token=(1), api_key=None)"],
+        ["python", "-c", "f(api_key=key, token=self.token); C(\n  token=tok,\n  secret=s)"],
         ["sh", "-c", "secret=1; token=0 password=no; [ $token==x ] || exec srv"],
         ["srv", "--token", "/run/secrets/t", "--api-key=./key", "--password", "../p", "--secret=~/s"],
         ["docker", "build", "--secret", "id=x,src=/y", "--secret=type=file,id=z", "--secret", "env=X"],
@@ -194,6 +196,8 @@ def test_what_only_begins_as_a_token_is_none(text: str) -> None:
         (["sh", "-c", "cat >c <<E\npassword: 'sesame'\nE\nsrv"], "password"),
         (["python", "-c", "f({'password': 'sesame'})"], "password"),
         (["curl", "-H", "X-API-Key: sesame"], "X-API-Key"),
+        (["curl", "--header=X-API-Key: sesame"], "X-API-Key"),
+        (["python", "-c", "f(api_key='sesame', x=1)"], "api_key"),
         (["sh", "-c", "curl -H 'x-api-key: sesame' h"], "x-api-key"),
         (["sh", "-c", 'curl -H "Authorization: Bearer sesame" h'], "Authorization"),
         (["curl", "-H", "authorization: basic c2VzYW1l"], "Authorization"),
@@ -262,6 +266,21 @@ def test_values_of_variables_are_looked_into(value: str) -> None:
         "env.EXTRA",
         "a secret in image.build_args.OTHER",
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a" * 60000, "token" + " " * 60000, "hf_" + "a" * 60000 + "@", "sk-" + "a1-" * 20000 + "@"),
+        *("token:" * 10000, "\"'\\" * 20000, "max-" * 15000 + "token", "https://a:" * 6000),
+        "authorization" * 5000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_long_word_is_read_in_no_time(text: str) -> None:
+    begin = time.process_time()
+    named([text])
+    assert time.process_time() - begin < 2
 
 
 ROOT = Path(__file__).parents[2]

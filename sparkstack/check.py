@@ -297,8 +297,8 @@ def _secrets(launch: Launch, document: Document) -> list[Finding]:
     return [
         *(error("secret", launch.where("env"), *words) for loc, *words in inside if loc[1] != "options"),
         *(
-            error("secret", launch.where(f"options.{name}"), f"{name} among the options",
+            error("secret", launch.where(f"options.{name}"), f"{shown} among the options",
                   "no secrets in a recipe", "remove it; arguments can be read by every user of a host")
-            for name in secret_options(launch.options)
+            for shown, name in secret_options(launch.options).items()
         ),
     ]  # fmt: skip

@@ -11,13 +11,14 @@ from sparkstack.description import Launch
 from sparkstack.findings import Finding, error, warning
 from sparkstack.flags import is_placeholder
 from sparkstack.recipe import NATIVE_VERSION
-from sparkstack.recipe_fields import NOT_HTTP
+from sparkstack.recipe_fields import NOT_HTTP, argument_name
 
 
 def options(launch: Launch) -> list[Finding]:
     """All that is wrong or doubtful among the options."""
     return [
         *_mistyped(launch),
+        *_denied(launch),
         *_json_options(launch),
         *_json_lists(launch),
         *_not_http(launch),
@@ -37,6 +38,21 @@ def _mistyped(launch: Launch) -> list[Finding]:
         for name in launch.options
         if launch.is_vllm and (near := vllm_options.meant(name))
     ]
+
+
+def _denied(launch: Launch) -> list[Finding]:
+    """false among the options of a recipe's own command: no flag says it (`option_words`)."""
+    recipe = launch.recipe
+    if launch.format != NATIVE_VERSION or recipe is None or recipe.serve.engine != "command":
+        return []
+    result = []
+    for name in [name for name, value in launch.options.items() if value is False]:
+        other = name[3:] if name.startswith("no_") else f"no_{name}"
+        remedy = f"write `{other}: true` if it has {argument_name(other)}"
+        remedy = f"remove it, or {remedy}" if name.startswith("no_") else f"{remedy}, else remove it"
+        where, found = launch.where(f"options.{name}"), f"serve.options.{name}: false, which is left out"
+        result.append(warning("option", where, found, "a flag that the engine has", remedy))
+    return result
 
 
 def _not_http(launch: Launch) -> list[Finding]:

@@ -255,10 +255,12 @@ URL_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 SECRET_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
-def secret_options(options: dict[str, Any]) -> list[str]:
-    """The options that hold a secret: vLLM's, whatever their value, and any engine's by name."""
-    known = [name for name in SECRET_OPTIONS if options.get(name) is not None]
-    return [*known, *(name for name in secret_words.of_options(options) if name not in known)]
+def secret_options(options: dict[str, Any]) -> dict[str, str]:
+    """The secrets among the options, by what to call them, and the option that holds each: vLLM's, whatever
+    their value, and any engine's by name or inside of a value."""
+    known = {name: name for name in SECRET_OPTIONS if options.get(name) is not None}
+    others = secret_words.of_options({name: value for name, value in options.items() if name not in known})
+    return known | others
 
 
 def secrets_in(recipe: Recipe) -> list[Problem]:
@@ -274,8 +276,8 @@ def secrets_at(recipe: Recipe) -> list[tuple[tuple[str | int, ...], str, str, st
     home = "remove it; see api_key_file and hub_token_file of group_data"
     elsewhere = "remove it; name a file that root alone reads: extra_docker_args [--env-file, FILE]"
     result: list[tuple[tuple[str | int, ...], str, str, str]] = [
-        (("serve", "options", name), f"{name} among the options", wanted, remedy)
-        for name in secret_options(serve.options)
+        (("serve", "options", name), f"{shown} among the options", wanted, remedy)
+        for shown, name in secret_options(serve.options).items()
     ]
     for name, value in serve.env.items():
         if value and (name in SECRET_VARIABLES or _is_secret(name, value)):
@@ -301,7 +303,10 @@ def secrets_at(recipe: Recipe) -> list[tuple[tuple[str | int, ...], str, str, st
 
 
 def _is_secret(name: str, value: str) -> bool:
-    return secret_words.is_secret(name) and secret_words.is_value(name, value)
+    """By the variable's name, or inside of its value."""
+    return (secret_words.is_secret(name) and secret_words.is_value(name, value)) or bool(
+        secret_words.named([value])
+    )
 
 
 def _command_words(recipe: Recipe) -> list[str]:

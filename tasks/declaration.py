@@ -14,7 +14,7 @@ from typing import Any
 from pyinfra import host as current_host
 from pyinfra import inventory
 
-from sparkstack import launch, nccl, recipe, topology
+from sparkstack import command_endpoint, launch, nccl, recipe, topology
 from sparkstack.check import refusals
 from sparkstack.endpoint import no_bind
 from sparkstack.errors import Problem, SparkstackError
@@ -138,6 +138,7 @@ def load(whole: bool = True) -> Site:
             *recipe.secrets_in(chosen),
             *nccl.empties(chosen.serve.env, f"recipe {chosen.name}"),
             *launch.drain_problems(chosen, data.drain_s),
+            *command_endpoint.against_site(chosen, str(data.serve_bind)),
         ]
         if problems:
             raise SparkstackError(problems)

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import yaml
 from fake_host import FakeHost
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_config, ctx_host, ctx_inventory
@@ -162,6 +163,18 @@ def test_a_recipe_that_drains_longer_than_the_site(tmp_path: Path) -> None:
         "engine is killed; raise drain_s in group_data, or lower it"
     )
     assert load(1, recipe=str(path), drain_s=300).argv(0).count("--shutdown-timeout") == 1
+
+
+def test_a_command_at_all_interfaces_against_the_site(tmp_path: Path) -> None:
+    about = yaml.safe_load(Path(RECIPE).read_text())
+    about["serve"] = {"engine": "command", "command": "srv --host 0.0.0.0 --port {port}"}
+    path = tmp_path / "open.yaml"
+    path.write_text(yaml.safe_dump(about))
+    assert mistake(1, recipe=str(path)) == (
+        f"recipe {about['name']}: found host 0.0.0.0, all interfaces; wanted serve_bind (127.0.0.1) alone; "
+        "write {bind} in serve.command in its place, or set serve_bind"
+    )
+    assert load(1, recipe=str(path), serve_bind="0.0.0.0").bind == "0.0.0.0"
 
 
 def test_unknown_kind() -> None:

@@ -448,6 +448,28 @@ BROKEN: list[tuple[str, str, list[str]]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("engine", "options", "lines"),
+    [
+        ("command", "{mmap: false}", ["serve.options.mmap: false, which is left out; wanted a flag that the engine has; write `no_mmap: true` if it has --no-mmap, else remove it"]),
+        ("command", "{mmap: false, jinja: true, flash_attn: 'false', x: false}", ["serve.options.mmap", "serve.options.x"]),
+        ("command", "{no_mmap: false}", ["serve.options.no_mmap: false, which is left out; wanted a flag that the engine has; remove it, or write `mmap: true` if it has --mmap"]),
+        ("command", "{no_mmap: true, mmap: null, x: [false]}", []),
+        ("vllm", "{enable_prefix_caching: false}", []),
+        ("atlas", "{speculative: false}", []),
+    ],
+)  # fmt: skip
+def test_false_of_an_engine_without_flags_that_deny(
+    tmp_path: Path, engine: str, options: str, lines: list[str]
+) -> None:
+    command = "  command: srv --host {bind} --port {port}\n" if engine == "command" else ""
+    found = said(tmp_path, f"{NATIVE}serve:\n  engine: {engine}\n{command}  options: {options}\n")
+    found = [line for line in found if "which is left out" in line]
+    assert len(found) == len(lines)
+    where = "r.yaml:10: warning: found "
+    assert all(line.startswith(where + begin) for line, begin in zip(found, lines, strict=True)), found
+
+
 @pytest.mark.parametrize(("text", "lines"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
 def test_each_mistake_is_told_with_its_line(tmp_path: Path, text: str, lines: list[str]) -> None:
     assert said(tmp_path, text) == lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,17 @@ def hidden(draw: st.DrawFn) -> tuple[list[str], str, str]:
     return words, name, value
 
 
+def about(serve: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": "x",
+        "model": "a/b",
+        "checkpoint": {"source": {"repo": "a/b", "revision": "0" * 40}},
+        "image": {"base": f"x@sha256:{'0' * 64}"},
+        "budget": {"memory_gib": 1, "disk_gib": 1},
+        "serve": serve,
+    }
+
+
 @given(hidden())
 def test_a_secret_is_found_wherever_it_stands(case: tuple[list[str], str, str]) -> None:
     words, name, value = case
@@ -89,6 +101,15 @@ def test_what_is_no_secret_passes(words: list[str], shell: str) -> None:
         ["-e", "HF_TOKEN", "-e", "A=b", "--env", "WANDB_API_KEY", "--env=HF_TOKEN", "-eX_TOKEN", "srv"],
         ["--api-key", "--port", "1", "--api-key", "", "--api-key=", "srv"],
         ["sh", "-c", "srv --password; echo x | srv --token | y --secret & z"],
+        ["python", "-c", 'api_key=os.environ["K"]; token=os.getenv("T"); password=getpass(); secret=keys[0]'],
+        ["python", "-c", "def f(token=None, secret=None, password=False): f(token=(1), api_key=None)"],
+        ["python", "-c", "f(api_key=key, token=self.token); C(\n  token=tok,\n  secret=s)"],
+        ["sh", "-c", "secret=1; token=0 password=no; [ $token==x ] || exec srv"],
+        ["srv", "--token", "/run/secrets/t", "--api-key=./key", "--password", "../p", "--secret=~/s"],
+        ["docker", "build", "--secret", "id=x,src=/y", "--secret=type=file,id=z", "--secret", "env=X"],
+        ["srv", "--require-api-key", "model", "--no-token", "x", "--disable-api-key", "y"],
+        ["srv", "--eot-token", "EOT", "--tool-call-token", "T", "--boi-token", "B"],
+        ["srv", "--num-speculative-token", "8k", "--max-new-token", "x", "--img_token=I"],
         ["--monkey", "x", "--cacheKey", "y", "--keep-secrets-out", "z", "--no-token-check", "1"],
     ],
 )
@@ -110,30 +131,23 @@ def test_a_password_in_a_url() -> None:
         ({"extra_docker_args": ["-eHF_TOKEN=sesame"]}, "HF_TOKEN in extra_docker_args|hub_token_file"),
         ({"env": {"WANDB_API_KEY": "sesame"}}, "env.WANDB_API_KEY|--env-file"),
         ({"options": {"admin_api_key": "sesame"}}, "admin_api_key among the options|"),
+        ({"options": {"x": {"admin_api_key": "sesame"}}}, "x.admin_api_key among the options|"),
     ],
 )
 def test_check_and_the_run_refuse_it_at_its_line(tmp_path: Path, serve: dict[str, Any], said: str) -> None:
-    serve = {"engine": "command", "command": "srv --host {bind} --port {port}", **serve}
-    about = {
-        "name": "x",
-        "model": "a/b",
-        "checkpoint": {"source": {"repo": "a/b", "revision": "0" * 40}},
-        "image": {"base": f"x@sha256:{'0' * 64}"},
-        "budget": {"memory_gib": 1, "disk_gib": 1},
-        "serve": serve,
-    }
+    recipe = about({"engine": "command", "command": "srv --host {bind} --port {port}", **serve})
     path = tmp_path / "x.yaml"
-    path.write_text(yaml.safe_dump(about))
+    path.write_text(yaml.safe_dump(recipe))
     found, _, remedy = said.partition("|")
-    [problem] = secrets_in(Recipe.model_validate(about))
+    [problem] = secrets_in(Recipe.model_validate(recipe))
     assert str(problem).startswith(f"recipe x: found {found}; wanted no secrets in a recipe; remove it; ")
     assert remedy in str(problem) and "sesame" not in str(problem)
     [finding] = [finding for finding in check(path).findings if finding.code == "secret"]
     assert finding.problem.found == found and finding.severity == "error"
     text = path.read_text()
     keys = ["admin_api_key", "WANDB_API_KEY", "extra_docker_args"]
-    key = next((key for key in keys if f"{key}:" in text), "command")
-    at = 1 + next(n for n, line in enumerate(text.splitlines()) if f"{key}:" in line)
+    key = "x" if said.startswith("x.") else next((key for key in keys if f"{key}:" in text), "command")
+    at = 1 + next(n for n, line in enumerate(text.splitlines()) if f" {key}:" in line)
     assert finding.problem.where == f"{path}:{at}"
 
 
@@ -141,4 +155,141 @@ def test_check_and_the_run_refuse_it_at_its_line(tmp_path: Path, serve: dict[str
 def test_any_text_is_read(first: str, second: str) -> None:
     words = [first.replace("\0", ""), second.replace("\0", "")]
     for name in secret_words.named(words):
-        assert name == "a URL's password" or secret_words.is_secret(name)
+        assert name in ("a URL's password", "Authorization") or secret_words.is_secret(name)
+
+
+LONG = "aB3" * 30
+TOKENS = [
+    *("hf_" + LONG[:34], "ghp_" + LONG[:36], "gho_" + LONG[:36], "github_pat_" + LONG[:82]),
+    *("nvapi-" + LONG[:64], "AKIA" + "ABCDEF0123456789", "sk-" + LONG[:48], "sk-" + LONG[:22]),
+    *("sk-proj-" + LONG[:60] + "-x_" + LONG[:60], "sk-ant-api03-" + LONG[:80], "sk-or-v1-" + "0a" * 32),
+]
+
+
+@pytest.mark.parametrize("token", TOKENS)
+@pytest.mark.parametrize("around", ["{}", "srv {} x", 'K="{}"', "a={},b", "https://h/?t={}", '{{"x": "{}"}}'])
+def test_a_known_token_is_found_by_its_shape(token: str, around: str) -> None:
+    [found] = named(["sh", "-c", around.format(token)])
+    assert found.startswith("a token (") and token.startswith(found[9:-2]) and token not in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("hf_transfer", "HF_HUB_ENABLE_HF_TRANSFER=1", "sk-learn", "x/sk-7b-awq-int4-v2-2026-long"),
+        *("ghp_x", "nvapi-client-library", "risk-" + "0a" * 20, "AKIA", "sha256:" + "0a" * 32),
+        *("https://hub/org/hf_model", "task-sk-x", "disk-" + LONG[:30]),
+    ],
+)
+def test_what_only_begins_as_a_token_is_none(text: str) -> None:
+    assert named([text]) == [] and named(["sh", "-c", f'exec srv "{text}"']) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["srv", "--config", '{"aws_secret_access_key": "sesame"}'], "aws_secret_access_key"),
+        (["srv", "--config", '{"api_key":"s"}'], "api_key"),
+        (["srv", "--config", '{"a": {"api_keys": ["sesame"]}}'], "api_keys"),
+        (["sh", "-c", 'srv --config "{\\"api_key\\": \\"sesame\\"}"'], "api_key"),
+        (["sh", "-c", "cat >c <<E\na: b\n  api_key: sesame\n  - token: sesame # x\nE\nsrv"], "api_key"),
+        (["sh", "-c", "cat >c <<E\npassword: 'sesame'\nE\nsrv"], "password"),
+        (["python", "-c", "f({'password': 'sesame'})"], "password"),
+        (["curl", "-H", "X-API-Key: sesame"], "X-API-Key"),
+        (["curl", "--header=X-API-Key: sesame"], "X-API-Key"),
+        (["python", "-c", "f(api_key='sesame', x=1)"], "api_key"),
+        (["sh", "-c", "curl -H 'x-api-key: sesame' h"], "x-api-key"),
+        (["sh", "-c", 'curl -H "Authorization: Bearer sesame" h'], "Authorization"),
+        (["curl", "-H", "authorization: basic c2VzYW1l"], "Authorization"),
+        (["python", "-c", 'get(headers={"Authorization": "Bearer sesame"})'], "Authorization"),
+        (["python", "-c", 'h["Authorization"] = "Bearer sesame"'], "Authorization"),
+        (["env", "OTEL_HEADERS=authorization=Bearer%20sesame", "srv"], "Authorization"),
+        (["git", "clone", "https://ghp_sesame@github.com/x"], "a URL's password"),
+        (["git", "clone", "https://hf_" + LONG[:34] + "@h/x"], "a URL's password"),
+        (["srv", "--api-keys", "sesame"], "--api-keys"),
+        (["srv", "--apiKeys=sesame"], "--apiKeys"),
+    ],
+)
+def test_a_secret_behind_a_colon_and_in_a_header(words: list[str], name: str) -> None:
+    found = named(words)
+    assert found[:1] == [name] and "sesame" not in str(found)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["python", "-c", "def f(token: str, api_key: Optional[str] = None):\n  password: SecretStr = g()"],
+        ["python", "-c", 'f({"token": token, "api_key": os.environ["K"]}, lambda token: token.strip())'],
+        ["sh", "-c", 'read -p "Password: " x; echo "token: $x"; echo "Waiting for the token: patience"'],
+        ["sh", "-c", "echo 'Token: checking'; echo \"password: missing or wrong\""],
+        ["sh", "-c", 'curl -H "Authorization: Bearer $K" -H "X-API-Key: ${K}" -H "X-API-Key: $(cat /k)"'],
+        ["python", "-c", 'h = {"Authorization": f"Bearer {k}", "X-API-Key": key}'],
+        ["python", "-c", '"Authorization: Bearer %s" % k'],
+        ["python", "-c", '"Authorization: Bearer " + k'],
+        ["docker", "run", "-v", "secret:/x", "x/my-token:latest", "a/my-secret:v1.2.3"],
+        ["srv", "--x", '{"eos_token": "</s>", "num_speculative_tokens": 2, "api_key": null, "token": ""}'],
+        ["srv", "--x", '{"api_key": "string", "bos_token": {"content": "<s>"}}'],
+        ["-e", "http_proxy=http://proxy:3128", "-e", "MAIL=me@example.org"],
+    ],
+)
+def test_what_stands_behind_a_colon_may_be_none(words: list[str]) -> None:
+    assert named(words) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"kv": {"aws_secret_access_key": "sesame"}}, "kv.aws_secret_access_key"),
+        ({"kv_transfer_config": {"a": [{"b": {"api_key": "sesame"}}]}}, "kv_transfer_config.a.b.api_key"),
+        ({"kv_transfer_config": '{"a": {"api_key": "sesame"}}'}, "api_key in kv_transfer_config"),
+        ({"x": ["a", "b --token=sesame"]}, "--token in x"),
+        ({"api_keys": ["sesame", "b"]}, "api_keys"),
+        ({"headers": {"Authorization": "Bearer sesame"}}, "Authorization in headers.Authorization"),
+        ({"x": "ghp_" + LONG[:36]}, "a token (ghp_…) in x"),
+        ({"x": "https://ann:sesame@h"}, "a URL's password in x"),
+        ({"a": {"api_key": None, "token": True, "eos_token": "x"}, "max_tokens": 3, "b": ["x", 1]}, None),
+        ({"hf_overrides": {"token": "/run/t", "api_key": "{api_key_file}", "x": {"image_token": "I"}}}, None),
+    ],
+)
+def test_options_are_looked_into(options: dict[str, Any], shown: str | None) -> None:
+    recipe = Recipe.model_validate(about({"engine": "vllm", "options": options}))
+    found = [problem.found for problem in secrets_in(recipe)]
+    assert found == ([f"{shown} among the options"] if shown else [])
+    assert "sesame" not in str(secrets_in(recipe))
+
+
+@pytest.mark.parametrize("value", ["--api-key sesame", TOKENS[0], '{"token": "sesame"}', "http://a:sesame@h"])
+def test_values_of_variables_are_looked_into(value: str) -> None:
+    recipe = Recipe.model_validate(about({"engine": "vllm", "env": {"EXTRA": value}}))
+    recipe.image.build_args["OTHER"] = value
+    assert [problem.found for problem in secrets_in(recipe)] == [
+        "env.EXTRA",
+        "a secret in image.build_args.OTHER",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a" * 60000, "token" + " " * 60000, "hf_" + "a" * 60000 + "@", "sk-" + "a1-" * 20000 + "@"),
+        *("token:" * 10000, "\"'\\" * 20000, "max-" * 15000 + "token", "https://a:" * 6000),
+        "authorization" * 5000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_long_word_is_read_in_no_time(text: str) -> None:
+    begin = time.process_time()
+    named([text])
+    assert time.process_time() - begin < 2
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*ROOT.glob("recipes/*.yaml"), *ROOT.glob("tests/unit/recipes/**/*.yaml")],
+    ids=lambda path: path.name,
+)
+def test_no_recipe_of_ours_or_the_community_has_one(path: Path) -> None:
+    assert [str(finding) for finding in check(path).findings if finding.code == "secret"] == []

@@ -82,6 +82,12 @@ class _Merged(HostData):
                 return copy(data[key])
         raise AttributeError(f"host {self.host.name} has no data {key!r}")
 
+    def __str__(self) -> str:
+        # The names alone: in pyinfra's own words the values are hidden behind functions, and some are secret.
+        *declared, of_deploy = self.datas
+        names = {key for data in (*declared, of_deploy()) for key in data}
+        return f"data of {self.host.name}: {', '.join(sorted(names))}"
+
 
 def _send_at_once(host: Any) -> None:
     """A command with something on its standard input is several small packets, and the kernel holds one back

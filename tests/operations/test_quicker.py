@@ -75,6 +75,12 @@ def test_a_hosts_data_is_what_it_is_unmerged() -> None:
             _ = other.data.nothing
 
 
+def test_a_hosts_data_as_text_shows_no_values() -> None:
+    host = Inventory(([("one", {"ssh_password": "hunter2"})], {})).get_host("one")
+    quicker._merge_data(host)
+    assert "ssh_password" in str(host.data) and "hunter2" not in str(host.data)
+
+
 def test_small_packets_are_not_held_back() -> None:
     with socket.socket() as sock:
         transport = SimpleNamespace(sock=sock)
